@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "experience": {"experience"},
     "data": {"_lightning", "data", "experience", "messages"},
     "modules": {"_lightning", "metrics", "nets", "modules"},
-    "experiments": {"_lightning", "callbacks", "experiments", "recipe", "when"},
+    "experiments": {"_lightning", "callbacks", "checkpoints", "experiments", "messages", "methods", "recipe", "when"},
     "checkpoints": {"functional", "where", "checkpoints", "cli"},
     "recipe": {
         "_lightning",

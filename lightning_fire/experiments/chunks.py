@@ -61,6 +61,7 @@ class ChunkedRun:
         dfi: Normalised deviation from isometry after each epoch, mean over the weights; maybe empty.
         starts: Optimizer steps done at the start of each chunk, shape `(chunks + 1,)`; the last entry is the end.
         at_new_data: The metric at the start of each chunk but the first, after the method has acted; maybe empty.
+        follows: Whether the first chunk is new data for weights of an earlier training.
     """
 
     def __init__(self, curves: Curves, metric: Metric):
@@ -68,6 +69,7 @@ class ChunkedRun:
         self.metric, self.dfi = self.curve(f"{metric.key}_seen", metric.key), self.curve(_DFI)
         steps, chunks = curves[_CHUNK]
         begins = [steps[chunks == chunk].min() for chunk in np.unique(chunks)]
+        self.follows = bool(chunks.min() > 0)
         self.starts = np.append(begins, np.concatenate([self.metric[0], self.dfi[0]]).max() + 1)
         self.at_new_data = self.curve(f"{metric.key}_at_new_data")[1]
 
@@ -140,7 +142,8 @@ class ChunkedRun:
         Metrics of events are means over the chunks but the first; epochs are those with a validation.
         """
         curves, at_end = self.curves, self.last_in_chunk(self.metric)
-        before, later = at_end[:-1], self.in_chunks(self.metric)[1:]
+        before, every = at_end[:-1], self.in_chunks(self.metric)
+        later = every[0 if self.follows else 1 :]
         target = np.nan if reference is None else reference.last_in_chunk(reference.metric)[-1]
         known = len(self.at_new_data) == len(before)
         drops = self._metric.gain(before) - self._metric.gain(self.at_new_data) if known else []
@@ -158,7 +161,7 @@ class ChunkedRun:
             "sfe": mean(of_events(curves, "sfe_normalized")),
             **{name: mean(of_events(curves, name)) for name in ("lambda_max_before", "lambda_max_after")},
             "drop": mean(drops),
-            "recovery": mean([self.epochs_to(*pair) for pair in zip(before, later, strict=True)]),
+            "recovery": mean([self.epochs_to(*pair) for pair in zip(before, every[1:], strict=True)]),
             "units_reset": units_reset(curves),
             "online_first": mean(online[:fifth]),
             "online_last": mean(online[-fifth:]),
@@ -185,7 +188,7 @@ class ChunkReport(ComparisonReport):
         self.metric, self.compared = metric, Compared("final", metric.name, metric.mode)
         self.runs = {name: ChunkedRun(of_run, metric) for name, of_run in curves.items()}
         self.acts_on = [metric.key, f"{metric.key}_seen", _DFI]
-        if all(len(run.starts) < 3 for run in self.runs.values()):  # one chunk
+        if all(len(run.starts) < 3 and not run.follows for run in self.runs.values()):  # one chunk
             self.of_events = ()
         self.columns = (
             Column("first epoch", "first_epoch_after"),

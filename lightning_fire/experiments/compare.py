@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from lightning_fire.experiments.branching import with_first_phases, with_shared_starts
+from lightning_fire.experiments.from_checkpoint import HOLD_OUT, about_optimizers, from_checkpoint, with_scratch
 from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
 from lightning_fire.printable import printable
-from lightning_fire.recipe.recipe import Recipe, extended, find_recipe
+from lightning_fire.recipe.recipe import VANILLA, Recipe, extended, find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
 
 if TYPE_CHECKING:
@@ -44,8 +45,18 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--methods",
         nargs="+",
-        default=["vanilla", "full_reset", "fire"],
-        help="of the recipe; vanilla is the recipe without one",
+        default=[VANILLA, "full_reset", "fire"],
+        help="of the recipe; vanilla is the recipe without one (default: vanilla full_reset fire; with --from: vanilla"
+        " scratch fire)",
+    )
+    parser.add_argument(
+        "--from",
+        dest="checkpoint",
+        type=Path,
+        metavar="CKPT",
+        help="start all methods from the weights of this checkpoint, and its optimizer state where it fits; the data of"
+        " the recipe is new to them, so that methods act when training begins. Adds scratch: a new network, the same"
+        " training",
     )
     add_common_arguments(parser)
     parser.add_argument(
@@ -181,6 +192,9 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
     options = parser().parse_args(args)
     try:
         recipe, output, seeds, extra = common(options)
+        if options.checkpoint:
+            named = ["fire"] if options.methods == parser().get_default("methods") else options.methods
+            recipe, options.methods = with_scratch(recipe, named, alone=options.no_report)
         reference = reference_of(options.reference, options.methods)
         if options.worth is not None and not 0 < options.worth < math.inf:
             raise ValueError(f"--worth must be a positive number, got {options.worth}")
@@ -190,11 +204,14 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
         runs = with_first_phases(plan(recipe, options.methods, seeds, output, extra), recipe, options.starts)
         if recipe.starts and options.no_shared_start:
             raise ValueError(f"{recipe.path} has `starts`: --no-shared-start is not for it")
+        runs = from_checkpoint(runs, options.checkpoint) if options.checkpoint else runs
         engine = engine_for(recipe, options, output)
         runs = with_monitor(runs)
-    except (ImportError, FileNotFoundError, ValueError, yaml.YAMLError) as error:
+    except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
-    if not recipe.starts and not options.no_shared_start:
+    if options.checkpoint:
+        print(HOLD_OUT.format(options.checkpoint))
+    elif not recipe.starts and not options.no_shared_start:
         runs = with_shared_starts(runs, options.keep_starts)
     with at_work_in(output, alone=not options.no_report), closing(engine):
         if options.no_train:
@@ -212,6 +229,8 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
             told = [f"{f'{start}: ' if start else ''}{decision.text}" for start, decision in decisions.items()]
             report.labels = labels
             report.publish(output, options.title or recipe.title, "\n\n".join(told), options.format)
+            if options.checkpoint:
+                print(about_optimizers(report.curves))
         if options.json:
             for row in report.numbers.reset_index().to_dict("records"):
                 print(json.dumps({key: None if value != value else value for key, value in row.items()}))

@@ -16,6 +16,7 @@ _PACKAGE = Path(__file__).parents[1]
 _INSTALLED = _PACKAGE / "recipes"  # first, as another package may be named `recipes`
 SHIPPED = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.with_name("recipes")  # of a clone
 VANILLA = "vanilla"  # the recipe without a method
+SCRATCH = "scratch"  # the same with a new network and a new optimizer, where the others continue from a checkpoint
 SHARED_START, FIRST_PHASE = "shared_start", "first_phase"  # trainings beside those of the methods
 SEARCH_SPACE = "search_space.yaml"
 _BESIDE = (SEARCH_SPACE, "gpu.yaml")  # files beside recipes that are not recipes

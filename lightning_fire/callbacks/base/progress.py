@@ -109,6 +109,10 @@ class Progress:
         again = not self.fitting and self._epoch == trainer.current_epoch
         self._announced |= not again
 
+    def follow_older_data(self) -> None:
+        """Count the first data of the next fit as new: the module has been trained before, elsewhere."""
+        self._chunk, self._announced = 0, True
+
     def read(self, trainer: Trainer) -> Clock:
         """Read the clock before a batch; compare the data only at the first batch of an epoch.
 

@@ -1,0 +1,149 @@
+"""Weights and optimizer state of an earlier training, loaded into a model that continues from them."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_fire.checkpoints.formats import open_checkpoint
+from lightning_fire.where.layers import plain
+from lightning_fire.where.selection import some
+
+_WEIGHTS = (".safetensors", ".bin")  # files of a folder that a digest covers
+
+
+@dataclass(frozen=True)
+class EarlierTraining:
+    """What an earlier training has left.
+
+    Attributes:
+        name: Its name in messages, mostly the path of a file.
+        weights: Parameters and buffers by name.
+        optimizer_states: State dicts of its optimizers, as of `torch.optim`; empty if there are none.
+    """
+
+    name: str
+    weights: Mapping[str, Tensor]
+    optimizer_states: Sequence[Mapping[str, Any]] = field(default=())
+
+    def load_weights(self, module: nn.Module, only_check: bool = False) -> None:
+        """Load the weights into a module.
+
+        Names may lack a prefix that all names of the module have, as those of a network inside a LightningModule, or
+        have one more. Of tied weights one is enough.
+
+        Args:
+            module: The module, which stays as it is if an error is raised.
+            only_check: Whether to check alone that they fit.
+
+        Raises:
+            ValueError: If names or shapes differ.
+        """
+        own = {plain(name): (name, t) for name, t in module.state_dict().items() if isinstance(t, Tensor)}
+        given = _renamed({plain(name): tensor for name, tensor in self.weights.items()}, list(own))
+        tied = {own[name][1].data_ptr() for name in own.keys() & given.keys()}
+        lacking = [
+            name for name, (_, t) in own.items() if name not in given and (t.data_ptr() not in tied or not t.numel())
+        ]
+        reasons = [f"it lacks {some(lacking)}"] if lacking else []
+        if more := [name for name in given if name not in own]:
+            reasons.append(f"it also holds {some(more)}")
+        for name in own.keys() & given.keys():
+            if given[name].shape != own[name][1].shape:
+                here, there = tuple(own[name][1].shape), tuple(given[name].shape)
+                reasons.append(f"{name} is {there} in it, and {here} in the model")
+                break
+        if reasons:
+            raise ValueError(f"{self.name} does not fit {type(module).__name__}: {'; '.join(reasons)}")
+        if not only_check:
+            module.load_state_dict({own[name][0]: tensor for name, tensor in given.items()}, strict=False)
+
+    def load_optimizer_states(self, optimizers: Sequence[Optimizer]) -> str:
+        """Load the states of parameters into optimizers, which keep their own learning rates and other settings.
+
+        Args:
+            optimizers: Those of the model, in the order of the earlier training.
+
+        Returns:
+            The reason why no optimizer has been changed; empty if all have.
+        """
+        states = self.optimizer_states
+        if len(states) != len(optimizers):
+            return f"{self.name} holds the state of {len(states)} optimizers, and there are {len(optimizers)}"
+        new = []
+        for optimizer, state in zip(optimizers, states, strict=True):
+            groups, own = state.get("param_groups", ()), optimizer.state_dict()
+            if [len(group["params"]) for group in groups] != [len(group["params"]) for group in own["param_groups"]]:
+                return f"{self.name} has other groups of parameters"
+            settings = {
+                name
+                for name, value in getattr(optimizer, "defaults", {}).items()
+                if isinstance(value, int | float | tuple) and not isinstance(value, bool)
+            }
+            if any(lacking := sorted(settings - group.keys()) for group in groups):
+                return (
+                    f"{self.name} is of another kind of optimizer than {type(optimizer).__name__}, without {lacking[0]}"
+                )
+            numbers, parameters = (
+                [key for group in of for key in group["params"]] for of in (groups, optimizer.param_groups)
+            )
+            found = {}
+            for index, (number, parameter) in enumerate(zip(numbers, parameters, strict=True)):
+                values = state["state"].get(number, {})
+                if other := [k for k, v in values.items() if _is_of_another(v, parameter)]:
+                    return f"{other[0]} of {self.name} has another shape than its parameter"
+                found[index] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in values.items()}
+            new.append({**own, "state": {index: values for index, values in found.items() if values}})
+        for optimizer, content in zip(optimizers, new, strict=True):
+            optimizer.load_state_dict(content)
+        return ""
+
+
+def read_earlier_training(path: str | Path) -> EarlierTraining:
+    """Read a checkpoint of any known format, see `open_checkpoint`.
+
+    Raises:
+        ValueError: If it is corrupt, of an unknown format, or holds several networks.
+        OSError: If it does not exist, or cannot be read.
+    """
+    try:
+        checkpoint = open_checkpoint(Path(path))
+    except ValueError as error:  # advice that names options of other commands
+        reason = str(error).partition("; choose one or more")[0].partition(" If you trust")[0].rstrip(".")
+        alone = ": save the weights alone, torch.save(model.state_dict(), file)" if reason != str(error) else ""
+        raise ValueError(f"{reason}{alone}") from None
+    weights = {name: checkpoint.read(stored.name) for stored in checkpoint.tensors for name in stored.names}
+    return EarlierTraining(str(path), weights, tuple(checkpoint.optimizer_states()))
+
+
+def digest_of(path: str | Path) -> str:
+    """Return the SHA-256 of a file, or of the weights in a folder."""
+    path = Path(path)
+    files = sorted(file for file in path.iterdir() if file.suffix in _WEIGHTS) if path.is_dir() else [path]
+    total = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as content:
+            while block := content.read(1 << 20):
+                total.update(block)
+    return total.hexdigest()
+
+
+def _renamed(given: Mapping[str, Tensor], own: Sequence[str]) -> dict[str, Tensor]:
+    """Add or remove the prefix with which most names are those of a module."""
+    options = [dict(given)]
+    if given and own:
+        first, mine = next(iter(given)), own[0]
+        for prefix in {name.removesuffix(first) for name in own if name.endswith(f".{first}")}:
+            options.append({f"{prefix}{name}": tensor for name, tensor in given.items()})
+        for prefix in {name.removesuffix(mine) for name in given if name.endswith(f".{mine}")}:
+            options.append({name.removeprefix(prefix): tensor for name, tensor in given.items()})
+    return max(options, key=lambda names: len(names.keys() & set(own)))
+
+
+def _is_of_another(value: Any, parameter: Tensor) -> bool:
+    """Return whether a tensor of optimizer state cannot be that of a parameter, elementwise."""
+    return isinstance(value, Tensor) and value.ndim == parameter.ndim > 0 and value.shape != parameter.shape

@@ -1,0 +1,52 @@
+"""Start of a fit from the weights of an earlier training, in the process that trains."""
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+
+from lightning_fire._lightning import undeclared
+from lightning_fire.callbacks.base.log import log_now
+from lightning_fire.callbacks.base.progress import Progress
+from lightning_fire.checkpoints.earlier_training import digest_of, read_earlier_training
+from lightning_fire.experiments.from_checkpoint import OPTIMIZER_STATE
+from lightning_fire.messages import inform
+
+
+class EarlierWeights(Checkpoint):
+    """Starts a fit from the weights of an earlier training: its data is new, so that methods act when it begins.
+
+    The state of the optimizers is loaded where it fits. Epochs, steps and learning rates begin at 0. Initial values are
+    those of the module before: as a `Checkpoint` it comes after the methods, which take them.
+
+    Args:
+        path: The checkpoint, of any format that `lightning-fire diagnose` reads.
+        sha256: Its digest.
+        only_data: Whether to leave the module as it is, after a check that the weights fit.
+
+    Raises:
+        ValueError: Before training, if the weights do not fit, or the file is not that of the digest.
+    """
+
+    def __init__(self, path: str, sha256: str, only_data: bool = False):
+        self.path, self.sha256, self.only_data = path, sha256, only_data
+        self._loaded: float | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.ckpt_path:  # of this training, which was interrupted
+            return
+        for callback in undeclared(trainer).callbacks:
+            if isinstance(progress := getattr(callback, "progress", None), Progress):
+                progress.follow_older_data()
+        if digest_of(self.path) != self.sha256:
+            raise ValueError(f"{self.path} has changed since the comparison began: start it again")
+        earlier = read_earlier_training(self.path)
+        earlier.load_weights(pl_module, only_check=self.only_data)
+        if not self.only_data:
+            reason = earlier.load_optimizer_states(trainer.optimizers)
+            self._loaded = float(not reason)
+            inform(
+                f"This fit begins with the weights of {self.path}; optimizers: {reason or 'with their state in it'}."
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._loaded is not None:
+            log_now(trainer, {OPTIMIZER_STATE: self._loaded})
