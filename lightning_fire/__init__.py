@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         announce_new_data,
         module_curvature,
     )
+    from lightning_fire.experiments.decide import decide
     from lightning_fire.methods import (
         DASH,
         FIRE,
@@ -110,6 +111,7 @@ __all__ = [
     "WhenMetric",
     "announce_new_data",
     "dash_",
+    "decide",
     "fire_",
     "fresh_values",
     "full_reset_",
@@ -124,6 +126,7 @@ __all__ = [
 
 # Imported at first use and in this order, so that only names of `callbacks` import Lightning.
 _HOMES = ("when", "where", "optim", "methods", "callbacks")
+_ELSEWHERE = {"decide": "experiments.decide"}
 
 
 def _imported(name: str) -> Any:
@@ -135,7 +138,7 @@ def _imported(name: str) -> Any:
         raise AttributeError(f"module 'lightning_fire' has no attribute {name!r}")
     if name in ("functional", "methods"):
         return importlib.import_module(f"lightning_fire.{name}")
-    for home in _HOMES:
+    for home in [_ELSEWHERE[name]] if name in _ELSEWHERE else _HOMES:
         try:
             module = importlib.import_module(f"lightning_fire.{home}")
         except RuntimeError as error:  # torch operators that torchvision expects are missing: no ImportError

@@ -133,15 +133,15 @@ def digest_of(path: str | Path) -> str:
 
 
 def _renamed(given: Mapping[str, Tensor], own: Sequence[str]) -> dict[str, Tensor]:
-    """Add or remove the prefix with which most names are those of a module."""
-    options = [dict(given)]
-    if given and own:
+    """Add or remove a prefix with which all names are those of a module; without such a one, change nothing."""
+    options = []
+    if given and own and not given.keys() <= set(own):
         first, mine = next(iter(given)), own[0]
         for prefix in {name.removesuffix(first) for name in own if name.endswith(f".{first}")}:
             options.append({f"{prefix}{name}": tensor for name, tensor in given.items()})
         for prefix in {name.removesuffix(mine) for name in given if name.endswith(f".{mine}")}:
             options.append({name.removeprefix(prefix): tensor for name, tensor in given.items()})
-    return max(options, key=lambda names: len(names.keys() & set(own)))
+    return next((option for option in options if option.keys() <= set(own)), dict(given))
 
 
 def _is_of_another(value: Any, parameter: Tensor) -> bool:

@@ -1,0 +1,277 @@
+"""Continue, change the weights first, or train anew? Asked by a script of one's own, in any library."""
+
+import copy
+import csv
+import gc
+import hashlib
+import inspect
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lightning_fire.atomic import atomic_file
+from lightning_fire.checkpoints.earlier_training import EarlierTraining, digest_of, read_earlier_training
+from lightning_fire.experiments.runs import at_work_in
+from lightning_fire.experiments.statistics import difference
+from lightning_fire.experiments.tables import aligned, difference_cell, with_spread
+from lightning_fire.methods import FIRE, EventMethod, Loop, initial_values
+from lightning_fire.recipe.recipe import SCRATCH, VANILLA, check_name
+
+Model = TypeVar("Model", bound=nn.Module)
+_RESULTS = "results.csv"
+_COLUMNS = ("method", "seed", "value", "seconds", "settings")
+
+
+class Start:
+    """How one run begins: from the weights of the checkpoint, changed by its method, or from scratch.
+
+    Attributes:
+        name: Name of the method.
+        seed: Seed of the run.
+        scratch: Whether the model is to stay new.
+    """
+
+    def __init__(self, name: str, seed: int, method: Any, earlier: EarlierTraining):
+        self.name, self.seed, self.scratch = name, seed, name == SCRATCH
+        self._method, self._earlier, self._loaded, self._asked = method, earlier, False, False
+
+    @property
+    def method(self) -> Any:
+        """The method, for one that is not an `EventMethod`: give it to a callback; None of `vanilla` and `scratch`."""
+        self._asked = True
+        return self._method
+
+    def __call__(self, model: Model, optimizers: Any = (), **loop: Any) -> Model:
+        """Load the old weights into a new model, and let the method change them.
+
+        Args:
+            model: The model, as new. Its values are the initial values that some methods reset to.
+            optimizers: Its optimizers, if they exist: they get their state from the checkpoint where it fits, and the
+                method drops that of the weights it changes. Without them the optimizers begin anew.
+            loop: More arguments of `Loop`, such as `forward` and `losses` for methods that use data.
+
+        Returns:
+            The same model.
+
+        Raises:
+            ValueError: If the checkpoint does not fit, or the method cannot act.
+        """
+        training = Loop(optimizers, initial=initial_values(model), **loop)
+        self._earlier.load_weights(model, only_check=self.scratch)
+        self._loaded = True
+        if not self.scratch:
+            if training.optimizers and (reason := self._earlier.load_optimizer_states(training.optimizers)):
+                print(f"{self.name} seed {self.seed}: the optimizers begin anew: {reason}")
+            if isinstance(self._method, EventMethod):
+                with torch.random.fork_rng():  # what comes draws the same with every method
+                    self._method(model, training)
+        return model
+
+    def require_used(self) -> None:
+        """Raise a ValueError if the function that trains has not used it, so that all methods would be the same."""
+        if not self._loaded:
+            raise ValueError("`train` has not called start(model), which loads the old weights and applies the method")
+        if self._method is not None and not isinstance(self._method, EventMethod) and not self._asked:
+            kind = type(self._method).__name__
+            raise ValueError(f"`train` has not used start.method: give {kind} to a callback such as PlasticityCallback")
+
+
+@dataclass(frozen=True)
+class DecisionRuns:
+    """What `decide` has measured.
+
+    Attributes:
+        values: The metric of each run, by method and seed.
+        seconds: The time of each run, by method and seed.
+        text: The decision, in one paragraph.
+    """
+
+    values: Mapping[str, Mapping[int, float]]
+    seconds: Mapping[str, Mapping[int, float]]
+    text: str
+
+    def table(self) -> str:
+        """Return a table: mean ± standard deviation (n - 1) over the seeds, paired differences to `vanilla`, time."""
+        rows = [["method", "seeds", "mean", f"minus {VANILLA} (95 %)", "seconds"]]
+        for method, of in self.values.items():
+            minus, seconds = difference_cell(of, self.values[VANILLA]), list(self.seconds[method].values())
+            rows.append([method, str(len(of)), with_spread(list(of.values())), minus, f"{np.mean(seconds):.1f}"])
+        return aligned(rows)
+
+    def __str__(self) -> str:
+        return f"{self.table()}\n\n{self.text}"
+
+
+def decide(
+    train: Callable[[int, Start], Any],
+    checkpoint: str | Path,
+    methods: Sequence[EventMethod] | Mapping[str, Any] = (FIRE(),),
+    seeds: int | Sequence[int] = 3,
+    mode: Literal["max", "min"] = "max",
+    output: str | Path = "runs/decide",
+) -> DecisionRuns:
+    """Decide whether to continue from the weights of an earlier training, change them first, or train anew.
+
+    `vanilla` continues from the checkpoint, `scratch` trains a new model, and each method changes the old weights
+    once, before training begins. All are trained with the same seeds, one run after another in this process. Python's,
+    NumPy's and torch's generators are seeded before each run. Finished runs are kept in `output`, and are not run again
+    with the same checkpoint, method and source of `train`; with other data, give another folder.
+
+    Args:
+        train: Function of a seed and a `Start` that makes a new model, calls `start(model)`, trains the model on new
+            data, and returns the metric on data that the checkpoint was not trained on.
+        checkpoint: File or folder with the old weights: of Lightning, a `state_dict`, safetensors, or Hugging Face.
+        methods: Methods beside `vanilla` and `scratch`; with names if two have the same. A value that is not an
+            `EventMethod` is for `train` to apply: `start.method`.
+        seeds: Number of seeds from 0, or the seeds.
+        mode: Whether more of the metric is better (`"max"`), or less (`"min"`).
+        output: Folder for the results, `results.csv`.
+
+    Returns:
+        The numbers of all runs and the decision, which are also printed.
+
+    Raises:
+        ValueError: If an argument is out of range, the checkpoint cannot be read or does not fit the model, or `train`
+            does not use its `Start` or returns no number.
+
+    Example:
+        >>> import tempfile
+        >>> from lightning_fire import FIRE
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> torch.save(nn.Linear(2, 2).state_dict(), folder / "old.pt")
+        >>> def train(seed, start):
+        ...     model = start(nn.Linear(2, 2))
+        ...     return float(model.weight.square().sum())
+        >>> found = decide(train, folder / "old.pt", [FIRE()], seeds=2, output=folder)  # doctest: +ELLIPSIS
+        vanilla seed 0: ...
+        >>> round(found.values["fire"][0], 3)  # of an orthogonal matrix
+        2.0
+    """
+    if mode not in ("max", "min"):
+        raise ValueError(f"`mode` must be 'max' or 'min', got {mode!r}")
+    every = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not every:
+        raise ValueError(f"`seeds` must hold at least one seed, got {seeds!r}")
+    named, output = _named(methods), Path(output)
+    earlier, common = read_earlier_training(checkpoint), f"{digest_of(checkpoint)}\n{_source(train)}"
+    settings = {
+        name: hashlib.sha256(f"{common}\n{_shown(method)}".encode()).hexdigest() for name, method in named.items()
+    }
+    with at_work_in(output), _same_random_states_after():
+        rows = _read(output / _RESULTS)
+        known = {(name, seed): rows[name, seed] for name in named for seed in every if (name, seed) in rows}
+        done = {run: row for run, row in known.items() if row["settings"] == settings[run[0]]}
+        if done:
+            print(
+                f"{len(done)} of {len(named) * len(every)} runs had finished: remove {output} if the data has changed"
+            )
+        for seed in every:
+            for name, method in named.items():
+                if (name, seed) in done:
+                    continue
+                start = Start(name, seed, copy.deepcopy(method), earlier)
+                began = time.perf_counter()
+                value = _trained(train, start)
+                row = dict(zip(_COLUMNS, (name, seed, value, time.perf_counter() - began, settings[name]), strict=True))
+                rows[name, seed] = done[name, seed] = row
+                _write(output / _RESULTS, rows.values())
+                print(f"{name} seed {seed}: {value:.4g} ({row['seconds']:.1f} s)")
+    values, seconds = (
+        {name: {seed: float(done[name, seed][column]) for seed in every} for name in named}
+        for column in ("value", "seconds")
+    )
+    found = DecisionRuns(values, seconds, _decision(values, mode))
+    print(f"\n{found}")
+    return found
+
+
+def _decision(values: Mapping[str, Mapping[int, float]], mode: str) -> str:
+    """Return the decision in a paragraph: what differs from continuing, by intervals that do not contain 0."""
+    sign, told = 1 if mode == "max" else -1, []
+    for name in [name for name in values if name != VANILLA]:
+        gain, low, high = (sign * number for number in difference(values[name], values[VANILLA]))
+        low, high = sorted((low, high))
+        verb = "is better than" if low > 0 else "is worse than" if high < 0 else "cannot be told apart from"
+        told.append(f"{name} {verb} {VANILLA}, by {gain:.3g} ({low:.3g} to {high:.3g}).")
+    return " ".join(told)
+
+
+def _named(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the methods by name, `vanilla` and `scratch` first."""
+    if isinstance(methods, Mapping):
+        pairs = list(methods.items())
+    elif wrong := [method for method in methods if not isinstance(method, EventMethod)]:
+        raise ValueError(f"`methods` must hold methods such as FIRE(), or be a dict with names, got {wrong[0]!r}")
+    else:
+        pairs = [(method.name, method) for method in methods]
+    names = [VANILLA, SCRATCH, *(name for name, _ in pairs)]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"two methods are named {twice[0]}: give a dict, {{'name': method, …}}")
+    for name in names:
+        check_name(name)
+    return {VANILLA: None, SCRATCH: None, **dict(pairs)}
+
+
+def _trained(train: Callable[[int, Start], Any], start: Start) -> float:
+    """Train once, with generators of its own, and return the metric."""
+    random.seed(start.seed)
+    np.random.seed(start.seed)
+    torch.manual_seed(start.seed)
+    value = train(start.seed, start)
+    start.require_used()
+    gc.collect()  # a Trainer and its model refer to each other
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers
+        raise ValueError(f"`train` must return the metric, a number, got {value!r}") from None
+
+
+@contextmanager
+def _same_random_states_after() -> Iterator[None]:
+    """Context manager: restore the states of the generators of Python, NumPy and torch."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+def _source(train: Callable[..., Any]) -> str:
+    """Return the source of a function, or else its name."""
+    try:
+        return inspect.getsource(train)
+    except (TypeError, OSError):  # of a partial, or typed at a prompt
+        return getattr(train, "__qualname__", type(train).__qualname__)
+
+
+def _shown(method: Any) -> str:
+    """Return the settings of a method, without addresses in memory."""
+    shown = repr(method)
+    return type(method).__qualname__ if " at 0x" in shown else shown
+
+
+def _read(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    if not path.is_file():
+        return {}
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    if any(set(row) != set(_COLUMNS) for row in rows):
+        raise ValueError(f"{path} is not of an earlier call: choose another `output`")
+    return {(row["method"], int(row["seed"])): row for row in rows}
+
+
+def _write(path: Path, rows: Any) -> None:
+    with atomic_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, _COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)

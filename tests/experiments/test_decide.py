@@ -1,0 +1,190 @@
+"""`decide`: continue, change, or train anew, by a function of one's own."""
+
+import csv
+import random
+import subprocess
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from small_training import assert_same_weights, state_of
+from torch import nn
+
+from lightning_fire import FIRE, FullReset, L2Init, ShrinkAndPerturb, decide
+from lightning_fire.experiments.decide import Start
+
+
+def network():
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+@pytest.fixture
+def old(tmp_path, monkeypatch):
+    """The file and the model of an earlier training."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(7)
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.rand(3, 4)).square().mean().backward()
+    optimizer.step()
+    torch.save({"state_dict": model.state_dict(), "optimizer": optimizer.state_dict()}, "old.pt")
+    return model
+
+
+class Trained:
+    """A function that trains nothing, and keeps what each run began with."""
+
+    def __init__(self):
+        self.runs, self.models, self.draws, self.fresh = [], {}, {}, {}
+
+    def __call__(self, seed, start):
+        model = network()
+        self.fresh[start.name, seed] = state_of(model)
+        self.models[start.name, seed] = start(model)
+        self.runs.append((start.name, seed))
+        self.draws[start.name, seed] = float(torch.rand(())), random.random(), np.random.rand()
+        return seed + (start.name == "fire")
+
+
+def test_each_choice_begins_with_the_weights_it_says(old):
+    trained = Trained()
+    decide(trained, "old.pt", [FIRE(), FullReset()], seeds=[5])
+    assert_same_weights(trained.models["vanilla", 5], old)
+    by_hand = network()
+    by_hand.load_state_dict(old.state_dict())
+    FIRE()(by_hand)
+    assert_same_weights(trained.models["fire", 5], by_hand)
+    torch.manual_seed(5)
+    new = network()
+    for name in ("scratch", "full_reset"):  # to the initial values of the new model
+        assert_same_weights(trained.models[name, 5], new)
+
+
+def test_all_choices_of_a_seed_draw_the_same_afterwards(old):
+    trained = Trained()
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    decide(trained, "old.pt", [ShrinkAndPerturb(0.5, fresh_seed=0)], seeds=2)
+    draws = {seed: {trained.draws[name, s] for name, s in trained.draws if s == seed} for seed in (0, 1)}
+    assert len(draws[0]) == len(draws[1]) == 1 and draws[0] != draws[1]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]
+
+
+def test_finished_runs_are_not_run_again(old, capsys):
+    first = decide(Trained(), "old.pt", [FIRE()], seeds=2)
+    trained = Trained()
+    again = decide(trained, "old.pt", {"fire": FIRE(), "slow": FIRE(steps=3)}, seeds=3)
+    assert trained.runs == [("slow", 0), ("slow", 1), ("vanilla", 2), ("scratch", 2), ("fire", 2), ("slow", 2)]
+    assert {s: again.values["fire"][s] for s in (0, 1)} == first.values["fire"]
+    assert "6 of 12 runs had finished" in capsys.readouterr().out
+    trained = Trained()
+    decide(trained, "old.pt", [FIRE(steps=7)], seeds=3)
+    assert trained.runs == [("fire", seed) for seed in range(3)]  # another method of the same name
+    torch.save(network().state_dict(), "old.pt")
+    decide(trained := Trained(), "old.pt", [FIRE(steps=7)], seeds=1)
+    assert trained.runs == [("vanilla", 0), ("scratch", 0), ("fire", 0)]  # another checkpoint
+
+
+def test_an_interrupted_call_continues(old):
+    class Interrupted(Trained):
+        def __call__(self, seed, start):
+            if (start.name, seed) == ("scratch", 1):
+                raise KeyboardInterrupt
+            return super().__call__(seed, start)
+
+    Interrupted.__qualname__ = "Trained"
+    with pytest.raises(KeyboardInterrupt):
+        decide(Interrupted(), "old.pt", seeds=2)
+    trained = Trained()
+    found = decide(trained, "old.pt", seeds=2)
+    assert trained.runs == [("scratch", 1), ("fire", 1)]
+    with open("runs/decide/results.csv") as file:
+        rows = {(row["method"], int(row["seed"])): float(row["value"]) for row in csv.DictReader(file)}
+    assert rows == {(name, seed): value for name, of in found.values.items() for seed, value in of.items()}
+
+
+def test_the_table_and_the_paragraph_pair_the_seeds(old, capsys):
+    found = decide(Trained(), "old.pt", seeds=3, mode="min")
+    assert found.values["fire"] == {0: 1.0, 1: 2.0, 2: 3.0} and found.values["scratch"] == {0: 0.0, 1: 1.0, 2: 2.0}
+    assert "+1.000 (+1.000 to +1.000)" in found.table()
+    assert str(found) in capsys.readouterr().out and found.text
+
+
+def test_optimizers_continue_with_their_state_except_of_changed_weights(old, capsys):
+    states = {}
+
+    def train(seed, start):
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters())
+        start(model, optimizer)
+        states[start.name] = [parameter in optimizer.state for parameter in model.parameters()]
+        other = torch.optim.SGD(model.parameters(), lr=1.0)
+        start(model, other)
+        return 0
+
+    decide(train, "old.pt", seeds=1)
+    assert states == {"vanilla": [True] * 4, "scratch": [False] * 4, "fire": [False, True, False, True]}
+    assert "vanilla seed 0: the optimizers begin anew: old.pt is of another kind" in capsys.readouterr().out
+
+
+def test_a_method_that_the_function_applies_is_given_to_it(old):
+    def train(seed, start):
+        start(network())
+        return float(start.method == L2Init(0.1))
+
+    assert decide(train, "old.pt", {"l2_init": L2Init(0.1)}, seeds=1).values["l2_init"] == {0: 1.0}
+    with pytest.raises(ValueError, match=r"has not used start\.method: give L2Init to a callback"):
+        decide(Trained(), "old.pt", {"l2_init": L2Init(0.1)}, seeds=1, output="other")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "less"}, "`mode` must be 'max' or 'min', got 'less'"),
+        ({"seeds": 0}, "`seeds` must hold at least one seed, got 0"),
+        ({"methods": [FIRE(), FIRE(steps=3)]}, "two methods are named fire: give a dict"),
+        ({"methods": {"vanilla": FIRE()}}, "two methods are named vanilla"),
+        ({"methods": ["fire"]}, "must hold methods such as FIRE.*got 'fire'"),
+        ({"train": lambda seed, start: 0.0}, r"`train` has not called start\(model\)"),
+        ({"train": lambda seed, start: start(network())}, "`train` must return the metric, a number, got Sequential"),
+        ({"train": lambda seed, start: start(nn.Linear(2, 2)) and 0.0}, "old.pt does not fit Linear: it lacks weight"),
+    ],
+)
+def test_wrong_use_is_one_sentence(old, options, message):
+    with pytest.raises(ValueError, match=message):
+        decide(**{"train": Trained(), "checkpoint": "old.pt", **options})
+
+
+def test_a_missing_checkpoint_and_a_foreign_folder_are_errors(old, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.pt does not exist"):
+        decide(Trained(), "none.pt")
+    (tmp_path / "results.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match=r"results\.csv is not of an earlier call: choose another `output`"):
+        decide(Trained(), "old.pt", output=tmp_path)
+
+
+def test_a_partial_has_no_source_and_is_known_by_its_name(old):
+    decide(partial(Trained.__call__, Trained()), "old.pt", seeds=1)
+    decide(partial(Trained.__call__, trained := Trained()), "old.pt", seeds=1)
+    assert trained.runs == []
+
+
+def test_a_start_is_told_its_seed_and_name(old):
+    seen = []
+
+    def train(seed, start):
+        assert isinstance(start, Start) and start.seed == seed
+        seen.append((start.name, start.scratch))
+        start(network())
+        return 0.0
+
+    decide(train, "old.pt", seeds=1)
+    assert seen == [("vanilla", False), ("scratch", True), ("fire", False)]
+
+
+@pytest.mark.slow(6)
+def test_importing_it_imports_neither_lightning_nor_pandas():
+    code = "import sys; from lightning_fire import decide; print({'lightning', 'pandas'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
