@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.earlier_training import EarlierTraining, digest_of, read_earlier_training
+from lightning_fire.experiments.decision import Decision
+from lightning_fire.experiments.decision import decide as decided_by
 from lightning_fire.experiments.runs import at_work_in
-from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.tables import aligned, difference_cell, with_spread
 from lightning_fire.methods import FIRE, EventMethod, Loop, initial_values
 from lightning_fire.recipe.recipe import SCRATCH, VANILLA, check_name
@@ -91,12 +92,12 @@ class DecisionRuns:
     Attributes:
         values: The metric of each run, by method and seed.
         seconds: The time of each run, by method and seed.
-        text: The decision, in one paragraph.
+        decision: What they show: its `choice`, and its `text`, one paragraph.
     """
 
     values: Mapping[str, Mapping[int, float]]
     seconds: Mapping[str, Mapping[int, float]]
-    text: str
+    decision: Decision
 
     def table(self) -> str:
         """Return a table: mean ± standard deviation (n - 1) over the seeds, paired differences to `vanilla`, time."""
@@ -107,15 +108,17 @@ class DecisionRuns:
         return aligned(rows)
 
     def __str__(self) -> str:
-        return f"{self.table()}\n\n{self.text}"
+        return f"{self.table()}\n\n{self.decision.text}"
 
 
 def decide(
     train: Callable[[int, Start], Any],
     checkpoint: str | Path,
     methods: Sequence[EventMethod] | Mapping[str, Any] = (FIRE(),),
-    seeds: int | Sequence[int] = 3,
+    seeds: int | Sequence[int] = 5,
     mode: Literal["max", "min"] = "max",
+    metric: str = "metric",
+    worth: float | None = None,
     output: str | Path = "runs/decide",
 ) -> DecisionRuns:
     """Decide whether to continue from the weights of an earlier training, change them first, or train anew.
@@ -133,6 +136,8 @@ def decide(
             `EventMethod` is for `train` to apply: `start.method`.
         seeds: Number of seeds from 0, or the seeds.
         mode: Whether more of the metric is better (`"max"`), or less (`"min"`).
+        metric: Name of the metric in the text.
+        worth: Smallest difference of the metric that matters. Default: half the standard deviation between seeds.
         output: Folder for the results, `results.csv`.
 
     Returns:
@@ -188,20 +193,9 @@ def decide(
         {name: {seed: float(done[name, seed][column]) for seed in every} for name in named}
         for column in ("value", "seconds")
     )
-    found = DecisionRuns(values, seconds, _decision(values, mode))
+    found = DecisionRuns(values, seconds, decided_by(values, metric, mode, worth=worth))
     print(f"\n{found}")
     return found
-
-
-def _decision(values: Mapping[str, Mapping[int, float]], mode: str) -> str:
-    """Return the decision in a paragraph: what differs from continuing, by intervals that do not contain 0."""
-    sign, told = 1 if mode == "max" else -1, []
-    for name in [name for name in values if name != VANILLA]:
-        gain, low, high = (sign * number for number in difference(values[name], values[VANILLA]))
-        low, high = sorted((low, high))
-        verb = "is better than" if low > 0 else "is worse than" if high < 0 else "cannot be told apart from"
-        told.append(f"{name} {verb} {VANILLA}, by {gain:.3g} ({low:.3g} to {high:.3g}).")
-    return " ".join(told)
 
 
 def _named(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:

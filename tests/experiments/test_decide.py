@@ -106,10 +106,13 @@ def test_an_interrupted_call_continues(old):
 
 
 def test_the_table_and_the_paragraph_pair_the_seeds(old, capsys):
-    found = decide(Trained(), "old.pt", seeds=3, mode="min")
-    assert found.values["fire"] == {0: 1.0, 1: 2.0, 2: 3.0} and found.values["scratch"] == {0: 0.0, 1: 1.0, 2: 2.0}
+    found = decide(Trained(), "old.pt", seeds=8, mode="min", metric="MAE")
+    assert found.values["fire"] == {seed: seed + 1.0 for seed in range(8)}
+    assert found.values["scratch"] == {seed: float(seed) for seed in range(8)}
     assert "+1.000 (+1.000 to +1.000)" in found.table()
-    assert str(found) in capsys.readouterr().out and found.text
+    assert str(found) in capsys.readouterr().out
+    assert found.decision.choice == "vanilla" and found.decision.best == ["vanilla", "scratch"]  # fire is worse by 1
+    assert found.decision.text in str(found) and found.decision.warm_start.gain == 0
 
 
 def test_optimizers_continue_with_their_state_except_of_changed_weights(old, capsys):
