@@ -154,8 +154,9 @@ def decide(
         >>> torch.save(nn.Linear(2, 2).state_dict(), folder / "old.pt")
         >>> def train(seed, start):
         ...     model = start(nn.Linear(2, 2))
-        ...     return float(model.weight.square().sum())
-        >>> found = decide(train, folder / "old.pt", [FIRE()], seeds=2, output=folder)  # doctest: +ELLIPSIS
+        ...     return model.weight.square().sum()
+        >>> fire = [FIRE(steps="exact")]
+        >>> found = decide(train, folder / "old.pt", fire, seeds=2, output=folder)  # doctest: +ELLIPSIS
         vanilla seed 0: ...
         >>> round(found.values["fire"][0], 3)  # of an orthogonal matrix
         2.0
