@@ -146,7 +146,7 @@ def decide(
     more = max((pair.more_seeds(worth) for pair in undecided if pair.varies), default=None) if worth else None
 
     told = [_headline(best, continued, anew), _warm_start(continued, anew, warm, metric, worth, unranked)]
-    if len(best) == 1:
+    if choice and len(best) == 1:
         than = [m for m in dict.fromkeys([continued, anew, *by_mean[1:2]]) if (choice, m) in pairs]
         told.append(f"Best is {choice}: better than {_listed([f'{m} by {pairs[choice, m].of()}' for m in than])}.")
     elif best:
@@ -224,7 +224,8 @@ def _by_mean(gains: Mapping[str, Mapping[int, float]]) -> list[str]:
 
 def _expense(cost: Cost) -> tuple[float, float]:
     """Return a key that orders methods by cost: by the time to the final value of continuing, then by their events."""
-    return tuple(np.inf if np.isnan(known) else known for known in (mean(cost.until), cost.seconds))
+    until = mean(cost.until)
+    return np.inf if np.isnan(until) else until, np.inf if np.isnan(cost.seconds) else cost.seconds
 
 
 def _headline(best: Sequence[str], continued: str, anew: str) -> str:

@@ -38,10 +38,10 @@ class MeasurePlasticity(StepMethod):
     `plasticity/weight_norm`. Of the network on one batch of its training data: `plasticity/dormant_fraction` of its
     hidden units; `plasticity/srank`, `plasticity/stable_rank` and `plasticity/entropy_rank` of the features that its
     last layer gets. Of the loss: `plasticity/readiness`, from its gradients on 4 batches, and
-    `plasticity/critical_sharpness`, on one batch; together they cost some 7 training steps. On several ranks both
-    are of the means, and every rank must call `metrics`. What cannot be measured is left out, and the reason is logged
-    once: without a way to run the model, the weights alone; Stable-Baselines3 cannot compute its loss at other weights,
-    and has readiness alone.
+    `plasticity/critical_sharpness`, on one batch: together a gradient of it and at most 10 forward passes. On several
+    ranks both are of the means, and every rank must call `metrics`. What cannot be measured is left out, and the reason
+    is logged once: without a way to run the model, the weights alone; Stable-Baselines3 cannot compute its loss at
+    other weights, and has readiness alone.
 
     Args:
         dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
@@ -115,7 +115,8 @@ class _Measuring(Attached):
 
         def loss() -> Tensor:
             with undisturbed(self.model):  # the same draws each time
-                return compute()
+                value: Tensor = compute()
+                return value
 
         with undisturbed(self.model):
             gradient = list(map(self._mean, gradients_of(compute(), parameters)))
