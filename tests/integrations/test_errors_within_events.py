@@ -191,6 +191,7 @@ def test_at_some_operations(tmp_path, library, name):
 
 
 @pytest.mark.crash
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of torch's loader, half made
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("name", METHODS)
 def test_at_all_operations(tmp_path, library, name):
