@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.earlier_training import EarlierTraining, digest_of, read_earlier_training
-from lightning_fire.experiments.decision import Decision
-from lightning_fire.experiments.decision import decide as decided_by
+from lightning_fire.experiments.decision import Decision, decision_of
 from lightning_fire.experiments.runs import at_work_in
 from lightning_fire.experiments.tables import aligned, difference_cell, with_spread
 from lightning_fire.methods import FIRE, EventMethod, Loop, initial_values
@@ -194,7 +193,7 @@ def decide(
         {name: {seed: float(done[name, seed][column]) for seed in every} for name in named}
         for column in ("value", "seconds")
     )
-    found = DecisionRuns(values, seconds, decided_by(values, metric, mode, worth=worth))
+    found = DecisionRuns(values, seconds, decision_of(values, metric, mode, worth=worth))
     print(f"\n{found}")
     return found
 

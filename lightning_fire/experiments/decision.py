@@ -99,7 +99,7 @@ class Decision:
     more_seeds: int | None
 
 
-def decide(
+def decision_of(
     values: Mapping[str, Mapping[int, float]],
     metric: str,
     mode: str = "max",

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lightning_fire.experiments.decision import ANEW, Cost, Decision, decide
+from lightning_fire.experiments.decision import ANEW, Cost, Decision, decision_of
 from lightning_fire.experiments.logs import Curves, Name, seconds_of_events
 from lightning_fire.experiments.pictures import Panel, draw, relabelled
 from lightning_fire.experiments.statistics import difference
@@ -160,7 +160,7 @@ class ComparisonReport:
         """Return what the comparison shows, by start.
 
         Args:
-            worth: Smallest difference of the compared number that matters. Default: that of `decide`.
+            worth: Smallest difference of the compared number that matters. Default: that of `decision_of`.
             failed: Seeds whose run failed, by start and method.
         """
         failed = failed or {}
@@ -177,7 +177,7 @@ class ComparisonReport:
             times = self.of(start, method, until) if continued == self.reference else {}
             seconds = [seconds_of_events(run) for (at, m, _), run in self.curves.items() if (at, m) == (start, method)]
             costs[method] = Cost([time for time in times.values() if not np.isnan(time)], mean(seconds))
-        return decide(
+        return decision_of(
             {method: self.of(start, method, measure) for method in methods},
             name,
             mode,

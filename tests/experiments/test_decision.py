@@ -6,7 +6,7 @@ from history import IDLE, history, named, series
 from scipy import stats
 
 from lightning_fire.experiments.chunks import ChunkReport, Metric
-from lightning_fire.experiments.decision import Cost, decide, paired_differences
+from lightning_fire.experiments.decision import Cost, decision_of, paired_differences
 from lightning_fire.experiments.statistics import holm_levels, p_value, seeds_for
 
 NAMES = ["vanilla", "full_reset", "fire", "dash", "redo", "snr"]
@@ -40,7 +40,7 @@ def test_copies_of_one_method_cannot_be_told_apart(draw, methods, seeds):
 
 
 def test_three_copies_are_named_as_one_set():
-    decision = decide(table(np.random.default_rng(0).normal(size=(5, 3))), "accuracy")
+    decision = decision_of(table(np.random.default_rng(0).normal(size=(5, 3))), "accuracy")
     assert set(decision.best) == {"vanilla", "full_reset", "fire"} and decision.choice == "vanilla"
     assert decision.better == [] and not decision.warm_start.decided and decision.more_seeds > 5
     assert decision.text.startswith("Decision: keep vanilla, as nothing is shown to be better. Warm starting (vanilla)")
@@ -105,7 +105,7 @@ MAE = {  # less is better; differences full_reset - vanilla: 0.018, 0.020, 0.019
 
 
 def test_warm_starting_gains_in_the_metric_and_its_direction():
-    decision = decide(MAE, "MAE", "min")
+    decision = decision_of(MAE, "MAE", "min")
     half = 4.302653 * 0.001 / np.sqrt(3)
     warm = decision.warm_start
     assert (warm.gain, warm.low, warm.high) == pytest.approx((0.019, 0.019 - half, 0.019 + half), abs=1e-8)
@@ -114,7 +114,7 @@ def test_warm_starting_gains_in_the_metric_and_its_direction():
         in decision.text
     )
     assert decision.choice == "vanilla" and decision.more_seeds is None
-    costs = decide(MAE, "accuracy").text
+    costs = decision_of(MAE, "accuracy").text
     assert costs.startswith(
         "Decision: train anew (full_reset). Warm starting (vanilla) costs 0.0190 accuracy (0.0165 to"
     )
@@ -124,7 +124,7 @@ def test_the_best_method_is_better_than_each_other():
     random = np.random.default_rng(0)
     values = table(random.normal(0, 0.01, (5, 4)) + np.array([0.1, 0.5, 0.7, 0.6]))
     cost = {"fire": Cost([2, np.inf], 0.25), "dash": Cost([1, 1], 3.0)}
-    decision = decide(values, "accuracy", costs=cost)
+    decision = decision_of(values, "accuracy", costs=cost)
     assert (decision.choice, decision.best, decision.better) == ("fire", ["fire"], ["fire", "dash"])
     told = ["Decision: use fire.", "Best is fire: better than vanilla by 0.", ", full_reset by 0.", " and dash by 0."]
     told += ["Epochs until vanilla's final accuracy: fire 2 (1 of 2), dash 1.", "of a run: fire 0.25, dash 3.0."]
@@ -137,9 +137,9 @@ def test_of_methods_that_cannot_be_told_apart_the_cheapest_is_chosen():
     values = table(random.normal(0, 0.01, (5, 4)) + np.array([0.1, 0.5, 0.7, 0.7]))
     cheap, dear = Cost([2, 2], 0.1), Cost([2, 2], 9.0)
     for costs, best in (({"fire": cheap, "dash": dear}, "fire"), ({"fire": dear, "dash": cheap}, "dash")):
-        decision = decide(values, "accuracy", costs=costs)
+        decision = decision_of(values, "accuracy", costs=costs)
         assert set(decision.best) == {"fire", "dash"} and decision.choice == best
-    least = decide(values, "accuracy", worth=0.1)
+    least = decision_of(values, "accuracy", worth=0.1)
     assert least.more_seeds == 1 and "1 more seed would decide a difference of 0.10 between them." in least.text
 
 
@@ -147,7 +147,7 @@ def test_a_cheap_method_whose_runs_vary_is_not_chosen_before_one_that_is_shown_t
     """The quick start: resetting the head alone ends between 0.45 and 0.66."""
     random = np.random.default_rng(0)
     values = table(random.normal(0, 1, (5, 4)) * [0.01, 0.01, 0.01, 0.1] + [0.12, 0.55, 0.69, 0.62])
-    decision = decide(values, "accuracy", costs={"fire": Cost(seconds=1.5), "dash": Cost(seconds=0.3)})
+    decision = decision_of(values, "accuracy", costs={"fire": Cost(seconds=1.5), "dash": Cost(seconds=0.3)})
     assert decision.best == ["fire", "dash"] and decision.better == ["fire"]
     assert "fire and dash cannot be told apart (first those that are shown to be better)." in decision.text
 
@@ -190,13 +190,13 @@ def test_a_cheap_method_whose_runs_vary_is_not_chosen_before_one_that_is_shown_t
     ],
 )
 def test_what_is_missing_is_said(values, options, told):
-    decision = decide(values, "MAE", "min", **options)
+    decision = decision_of(values, "MAE", "min", **options)
     assert told in decision.text and not decision.text.count("nan")
 
 
 def test_a_method_without_two_seeds_is_neither_better_nor_worse():
     values = MAE | {"fire": {0: 0.01}}
-    decision = decide(values, "MAE", "min")
+    decision = decision_of(values, "MAE", "min")
     assert set(decision.best) == {"fire", "vanilla", "full_reset"} and decision.warm_start.decided
 
 
