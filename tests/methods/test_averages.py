@@ -152,7 +152,7 @@ def test_units_that_are_reset_leave_averages_alone():
 def test_other_things_are_no_averages():
     with pytest.raises(TypeError, match=r"`averages` must be averages of weights.*got int"):
         fire_(network(), averages=3)
-    with pytest.raises(ValueError, match="has not the names and shapes of the model"):
+    with pytest.raises(ValueError, match="does not have the names and shapes of the model"):
         fire_(network(), averages=nn.Linear(3, 3))
 
 

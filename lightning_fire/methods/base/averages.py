@@ -62,7 +62,7 @@ def averages_of(model: nn.Module, averages: Iterable[Any] = ()) -> Iterator[tupl
         if pairs is not None:
             yield average, pairs
         elif any(average is one for one in given):
-            raise ValueError(f"`averages`: {type(average).__name__} has not the names and shapes of the model")
+            raise ValueError(f"`averages`: {type(average).__name__} does not have the names and shapes of the model")
 
 
 @torch.no_grad()
