@@ -28,8 +28,9 @@ _SAMPLES, _PARTS = 16, 4
 def measured_one_step(given: BatchInHand, name: str) -> dict[str, float]:
     """Return `{name}/readiness` and `{name}/critical_sharpness` of the loss on 16 samples; tell once what cannot be.
 
-    The loss is the mean of those on 4 micro-batches of 4 samples; with several ranks, of all ranks. The module runs as
-    for λ_max, but on copies of its parameters, which the line search changes.
+    Readiness is of the gradients on 4 micro-batches of them, the sharpness of the loss on all; with several ranks,
+    of the means over ranks. The module runs as for λ_max, but on copies of its parameters, which the line search
+    changes.
     """
     trainer, module = given.trainer, given.module
     with_loss = WithLoss(module, training_loss)
@@ -39,6 +40,7 @@ def measured_one_step(given: BatchInHand, name: str) -> dict[str, float]:
     frozen = {key: widened(p.detach()) for key, p in with_loss.named_parameters() if not p.requires_grad}
     leaves = list(parameters.values())
     parts = micro_batches(given.batch)
+    whole = parts[0] if len(parts) == 1 else samples(given.batch, slice(0, _PARTS * (num_samples(parts[0]) or 0)))
 
     def loss(part: Any) -> Tensor:
         buffers = {key: widened(buffer.clone()) for key, buffer in with_loss.named_buffers()}  # a pass may write them
@@ -56,9 +58,11 @@ def measured_one_step(given: BatchInHand, name: str) -> dict[str, float]:
     with in_full_precision(module, next(module.parameters())):
         failure: Exception | None = None if leaves else ValueError("the module has no trainable parameters")
         gradients: list[list[Tensor]] = []
+        of_whole: list[Tensor] = []
         try:
             with torch.enable_grad():
                 gradients = [gradients_of(loss(part), leaves) for part in parts] if leaves else []
+                of_whole = gradients_of(loss(whole), leaves) if leaves else []
         except Exception as error:  # a measurement must not end training
             failure = error
         if not on_all_ranks(trainer, failure is None):
@@ -69,9 +73,8 @@ def measured_one_step(given: BatchInHand, name: str) -> dict[str, float]:
             found[f"{name}/readiness"] = readiness(gradients, mean, trainer.world_size)
         else:
             tell("readiness", f"the batch cannot be divided into {_PARTS} micro-batches of equal size")
-        gradient = [mean(sum(own) / len(parts)) for own in zip(*gradients, strict=True)]
         try:
-            of_all = sharpness_along(gradient, leaves, lambda: sum(map(loss, parts)) / len(parts), mean)
+            of_all = sharpness_along(list(map(mean, of_whole)), leaves, lambda: loss(whole), mean)
             found[f"{name}/critical_sharpness"] = of_all.value
         except ValueError as error:
             tell("critical_sharpness", error)
