@@ -56,7 +56,7 @@ def everything_timed() -> ExitStack:
         (Change, "spectra", "event: histograms, twice"),
         (SummaryWriter, "add_histogram", "event: histograms, twice"),
         (PlasticityMonitor, "on_train_epoch_end", "epoch: PlasticityMonitor"),
-        (PlasticityMonitor, "_look", "of that, looking at data"),
+        (PlasticityMonitor, "_look", "epoch: looking at data"),
     ):
         stack.enter_context(timed(owner, name, label))
     return stack
@@ -111,10 +111,10 @@ def short(net: str, batch: int, steps: int) -> dict[str, float]:
     step = statistics.median(watch.between("on_train_batch_start", "on_train_batch_end"))
     print(f"{net}, batch {batch}: {step:.3f} s a step, so {PAPER_STEPS * step / 3600:.1f} h for 100 epochs of 196")
     looks = PAPER_STEPS // 100  # data_every_n_steps
-    (look,) = SECONDS["of that, looking at data"]
+    (look,) = SECONDS["epoch: looking at data"]
     first, second = SECONDS["epoch: PlasticityMonitor"]
     costs = {label: sum(taken) for label, taken in SECONDS.items() if label.startswith("event")}
-    costs["monitor: weights, 100 epochs"] = 100 * (first + second - look) / 2
+    costs["monitor: weights, 100 epochs"] = 100 * (first + second) / 2
     costs[f"monitor: data, {looks} looks"] = looks * look
     shares = {label: cost / (PAPER_STEPS * step) for label, cost in costs.items()}
     for label, cost in costs.items():

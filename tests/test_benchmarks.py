@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = {path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text()}
-STEP = {"plain", "l2_init", "parseval", "continual_backprop", "snr", "redo, idle"}
+STEP = {"plain", "l2_init", "parseval", "continual_backprop", "snr", "readiness and critical sharpness", "redo, idle"}
 LOGGING = {
     "event: FIRE, DfI and SFE",
     "event: λ_max, twice",

@@ -53,8 +53,8 @@ def test_everything_public_has_a_docstring(module):
 
 @pytest.mark.slow
 def test_only_callbacks_import_more_than_torch():
-    """All names at the top but those of `callbacks`, and the packages whose docstring says so."""
-    needs_lightning = {name for name in lightning_fire.__all__ if name in lightning_fire.callbacks.__all__}
+    """All names at the top but those of `callbacks` and `decide`, and the packages whose docstring says so."""
+    needs_lightning = {name for name in lightning_fire.__all__ if name in lightning_fire.callbacks.__all__} | {"decide"}
     required = {re.split(r"[^\w-]", line)[0] for line in metadata.requires("lightning-fire") if "extra ==" not in line}
     modules = {
         name
