@@ -172,8 +172,7 @@ def decide(
     }
     with at_work_in(output), _same_random_states_after():
         rows = _read(output / _RESULTS)
-        known = {(name, seed): rows[name, seed] for name in named for seed in every if (name, seed) in rows}
-        done = {run: row for run, row in known.items() if row["settings"] == settings[run[0]]}
+        done = {run: row for run, row in rows.items() if row["settings"] == settings.get(run[0]) and run[1] in every}
         if done:
             print(
                 f"{len(done)} of {len(named) * len(every)} runs had finished: remove {output} if the data has changed"

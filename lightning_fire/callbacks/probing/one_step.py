@@ -56,13 +56,15 @@ def measured_one_step(given: BatchInHand, name: str) -> dict[str, float]:
     mean = partial(trainer.strategy.reduce, reduce_op="mean") if trainer.world_size > 1 else alone
     found: dict[str, float] = {}
     with in_full_precision(module, next(module.parameters())):
-        failure: Exception | None = None if leaves else ValueError("the module has no trainable parameters")
+        failure: Exception | None = None
         gradients: list[list[Tensor]] = []
         of_whole: list[Tensor] = []
         try:
+            if not leaves:
+                raise ValueError("the module has no trainable parameters")
             with torch.enable_grad():
-                gradients = [gradients_of(loss(part), leaves) for part in parts] if leaves else []
-                of_whole = gradients_of(loss(whole), leaves) if leaves else []
+                gradients = [gradients_of(loss(part), leaves) for part in parts]
+                of_whole = gradients_of(loss(whole), leaves)
         except Exception as error:  # a measurement must not end training
             failure = error
         if not on_all_ranks(trainer, failure is None):

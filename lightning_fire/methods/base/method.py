@@ -218,17 +218,17 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
             change = together(list(_plans(method, model, training)))
         else:
             change = _plan(method, model, training)
+        seconds = time.perf_counter() - start
+        replaced = change.values if method.remakes_network and method.changes_output else {}
+        averages, count_again = followers(model, replaced, training.averages)
     report = change.report or Report()
     if change.weights:
-        report = replace(report, values={**report.values, "seconds": time.perf_counter() - start})
+        report = replace(report, values={**report.values, "seconds": seconds})
     touched = set(change.values if change.touched is None else change.touched)
     copies = copies_in(training.optimizers, model.parameters()) if change.values else {}
     copied = {copy: new for tensor, new in change.values.items() for copy in copies.get(tensor, ())}
     touched |= {copy for tensor in touched for copy in copies.get(tensor, ())}
     drop = partial(follow_policy, method.optimizer_state, training.optimizers, touched)
-    with _training_of(method, model, training):
-        replaced = change.values if method.remakes_network and method.changes_output else {}
-        averages, count_again = followers(model, replaced, training.averages)
     change = replace(verified(change, model, training.optimizers), report=report)
     change = replace(change, values={**change.values, **copied, **averages})
     rewritten = {"keep": (), "touched": touched, "all": None}[method.optimizer_state]
