@@ -1,6 +1,6 @@
 # Each command sets itself up: `make quickstart`, `make test`, `make test-all`, `make lint` and `make docs`;
 # `make test-lowest` and `make audit` are for those who change the bounds of versions, `make test-optimizers` for those who
-# change what an event does to an optimizer, `make test-crash` and `make dist`
+# change what an event does to an optimizer, `make test-neighbours` for those who change an adapter, `make test-crash` and `make dist`
 # for those who publish a release.
 # uv is used where present, otherwise venv and pip. VENV and PYTHON may be overridden.
 # On Windows it takes a make that finds sh, as in Git Bash.
@@ -22,6 +22,7 @@ LOWEST_PYTHON ?= 3.10
 BUILD := $(VENV)-build
 AUDIT := $(VENV)-audit
 OPTIMIZERS := $(VENV)-optimizers
+NEIGHBOURS := $(VENV)-neighbours
 
 # with a script that uses the public names as a user does
 TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods callbacks optim integrations \
@@ -33,7 +34,7 @@ PYTEST := python -m pytest -n auto --dist worksteal
 # KaTeX typesets formulas while the site is built; a message about another site generator is suppressed
 MKDOCS = NO_MKDOCS_2_WARNING=1 KATEX=$(wildcard $(VENV)/npm/node_modules/katex/dist) $(BIN)/mkdocs
 
-.PHONY: quickstart test test-all test-optimizers test-crash test-lowest zoo lint audit docs docs-serve dist clean
+.PHONY: quickstart test test-all test-optimizers test-neighbours test-crash test-lowest zoo lint audit docs docs-serve dist clean
 
 quickstart: $(VENV)/.package  ## watch a network stop learning, and FIRE keep it able to learn
 	$(BIN)/lightning-fire compare quick_start \
@@ -50,6 +51,9 @@ test-lowest: $(LOWEST)/.test  ## the same with the lowest versions that pyprojec
 
 test-optimizers: $(OPTIMIZERS)/.libraries  ## the first steps after an event, with the optimizers of other libraries
 	$(OPTIMIZERS)/$(SCRIPTS)/python -m tests.optimizers_of_libraries
+
+test-neighbours: $(NEIGHBOURS)/.libraries  ## one script for each of the libraries in examples/neighbours
+	OMP_NUM_THREADS=2 $(NEIGHBOURS)/$(SCRIPTS)/python examples/neighbours/run.py
 
 test-crash: $(VENV)/.test  ## before a release: many kills and random files, notebooks, whole examples
 	OMP_NUM_THREADS=1 EXAMPLES=10 $(BIN)/$(PYTEST) -m "crash or fuzz"
@@ -93,6 +97,12 @@ $(OPTIMIZERS)/.libraries: pyproject.toml constraints.txt
 		schedulefree heavyball bitsandbytes lion-pytorch prodigyopt
 	@touch $@
 
+$(NEIGHBOURS)/.libraries: pyproject.toml constraints.txt examples/neighbours/requirements.txt
+	$(PYTHON) -m venv $(NEIGHBOURS)
+	$(NEIGHBOURS)/$(SCRIPTS)/python -m pip install --quiet -c constraints.txt -e . \
+		-r examples/neighbours/requirements.txt
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.test
 	@$(call INSTALL,-e '.[dev]')
 	@touch $@
@@ -121,4 +131,4 @@ $(BUILD)/.build:
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(BUILD) $(AUDIT) $(OPTIMIZERS) site runs build dist *.egg-info
+	rm -rf $(VENV) $(LOWEST) $(BUILD) $(AUDIT) $(OPTIMIZERS) $(NEIGHBOURS) site runs build dist *.egg-info

@@ -1,0 +1,118 @@
+"""Run each script beside this one in a process of its own, watch what becomes of its events, and write the table.
+
+python examples/neighbours/run.py               # all; the table is docs/neighbours.csv
+python examples/neighbours/run.py skorch darts  # some: the rows of the others stay
+
+A script fails if it ends in an error, if no event changes a weight, if a change is lost (at the end a weight is nearer
+to its old value than to the new one), or if nobody trains a changed weight (it still has the new value at the end).
+"""
+
+import ast
+import csv
+import os
+import runpy
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).parent
+TABLE = HERE.parent.parent / "docs" / "neighbours.csv"
+
+
+def own_lines(text: str) -> int:
+    """Return the lines of code without imports, docstring, comments, and what stands in for the user's own.
+
+    A stand-in begins with a comment `# stand-in for …` and ends at the next blank line.
+    """
+    body = ast.parse(text).body
+    left_out = [body[0], *(node for node in body if isinstance(node, ast.Import | ast.ImportFrom))]
+    skip = {line for node in left_out for line in range(node.lineno, node.end_lineno + 1)}
+    stand_in, count = False, 0
+    for number, line in enumerate(text.splitlines(), 1):
+        stand_in = line.startswith("# stand-in for ") or (stand_in and bool(line.strip()))
+        count += bool(line.strip()) and not (stand_in or number in skip or line.lstrip().startswith("#"))
+    return count
+
+
+class Watch:
+    """What the events of a script write into trained parameters, and what becomes of it."""
+
+    def __init__(self) -> None:
+        from lightning_fire.methods import Change
+
+        self.events = 0
+        self.written = {}  # name, old and new value, by parameter
+        make = Change.make
+
+        def watched(change) -> None:
+            names = {view.parameter: view.name for view in change.weights}
+            old = {tensor: tensor.detach().clone() for tensor in names}
+            make(change)
+            self.events += 1
+            self.written |= {t: (name, old[t], t.detach().clone()) for t, name in names.items()}
+
+        Change.make = watched
+
+    def faults(self) -> list[str]:
+        """Return a sentence for each weight that went wrong."""
+        found = [] if self.written else ["no event changed a weight"]
+        for now, (name, old, new) in self.written.items():
+            if now.equal(new):
+                found.append(f"{name} was changed, and nobody has trained it since")
+            elif (now - new).norm() >= (now - old).norm():
+                found.append(f"the change of {name} was lost")
+        return found
+
+
+def run_here(script: str) -> None:
+    """Run a script in this process; end with an error if an event went wrong, or else with a line for the table."""
+    watch = Watch()
+    model = runpy.run_path(str(HERE / f"{script}.py"), run_name="__main__")["model"]
+    if faults := watch.faults():
+        raise SystemExit("\n".join(faults))
+    from lightning_fire import Weights
+
+    selections = [Weights().select(each) for each in (model if isinstance(model, list) else [model])]
+    print(f"\nROW {watch.events},{' + '.join(each.counted.split(' weight')[0] for each in selections)}")
+
+
+def row_of(script: str) -> dict[str, str]:
+    """Run a script in a process of its own; return its row."""
+    start = time.perf_counter()
+    command = [sys.executable, __file__, "--here", script]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "YOLO_OFFLINE": "true", "WANDB_MODE": "disabled"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    text = (HERE / f"{script}.py").read_text()
+    library = ast.get_docstring(ast.parse(text)).split(":")[0]  # its name in the package index comes first
+    row = {"script": script, "library": library, "version": version(library), "own lines": str(own_lines(text))}
+    verified = done.returncode == 0
+    found = done.stdout.rsplit("\nROW ", 1)[-1].strip().split(",") if verified else ["", ""]
+    row |= dict(zip(("events", "matrices"), found, strict=True)) | {"verified": "yes" if verified else "no"}
+    row["seconds"] = f"{time.perf_counter() - start:.0f}"
+    print(" ".join(f"{name} {value}," for name, value in row.items()).rstrip(","), flush=True)
+    if not verified:
+        print((done.stdout + done.stderr)[-3000:], flush=True)
+    return row
+
+
+def main() -> None:
+    """Run the scripts that are named, or all."""
+    all_scripts = sorted(path.stem for path in HERE.glob("*.py") if path.stem != "run")
+    rows = [row_of(script) for script in sys.argv[1:] or all_scripts]
+    known = list(csv.DictReader(TABLE.open())) if TABLE.exists() else []
+    table = {row["script"]: row for row in [*known, *rows]}
+    with TABLE.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(table[script] for script in all_scripts if script in table)
+    if failed := [row["script"] for row in rows if row["verified"] == "no"]:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--here"]:
+        run_here(sys.argv[2])
+    else:
+        main()
