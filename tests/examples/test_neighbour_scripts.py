@@ -1,0 +1,78 @@
+"""The watch over scripts of other libraries sees events that are lost, miss, or hit what nobody trains."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fire import FIRE, Change, Loop
+from lightning_fire import methods as all_methods
+
+FOLDER = Path(__file__).parent.parent.parent / "examples" / "neighbours"
+SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if path.stem != "run")
+
+
+@pytest.fixture
+def run(monkeypatch):
+    spec = importlib.util.spec_from_file_location("neighbours_run", FOLDER / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(all_methods.Change, "make", Change.make)  # what a watch replaces, and the fixture restores
+    return module
+
+
+def _trained(model, steps=1, rate=1e-3):
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+
+
+def _event(watched):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    if watched:
+        FIRE()(model, Loop())
+    return model, before
+
+
+def test_an_event_that_is_trained_on_has_no_fault(run):
+    watch = run.Watch()
+    model, _ = _event(True)
+    _trained(model)
+    assert (watch.events, len(watch.written), watch.faults()) == (1, 2, [])
+
+
+def test_a_script_without_an_event_is_a_fault(run):
+    watch = run.Watch()
+    _trained(_event(False)[0])
+    assert watch.faults() == ["no event changed a weight"]
+
+
+def test_a_weight_that_nobody_trains_is_a_fault(run):
+    watch = run.Watch()
+    model, _ = _event(True)
+    model[0].weight.requires_grad_(False)  # after the event, as a library that freezes when training begins
+    _trained(model)
+    assert watch.faults() == ["0.weight was changed, and nobody has trained it since"]
+
+
+def test_a_change_that_is_loaded_over_is_a_fault(run):
+    watch = run.Watch()
+    model, before = _event(True)
+    model.load_state_dict({name: value + 1e-3 for name, value in before.items()})  # and trained on
+    assert watch.faults() == ["the change of 0.weight was lost", "the change of 2.weight was lost"]
+
+
+def test_own_lines_leave_out_imports_and_stand_ins(run):
+    text = '"""x: y."""\n\nimport a\n\n# stand-in for your data\ndef b():\n    return 1\n\n# said\nfire_(\n    a\n)\n'
+    assert run.own_lines(text) == 3
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_has_at_most_15_own_lines(run, script):
+    assert 0 < run.own_lines(script.read_text()) <= 15
