@@ -90,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         metavar="DIFFERENCE",
         help="smallest difference of the metric that matters to you, for which the decision counts the seeds that are"
-        " missing (default: half the standard deviation between seeds)",
+        " missing (default: a tenth of the best gain over continuing, or half the standard deviation between seeds)",
     )
     paper = parser.add_argument_group("for a paper, of finished runs")
     paper.add_argument(

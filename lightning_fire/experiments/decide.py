@@ -136,7 +136,7 @@ def decide(
         seeds: Number of seeds from 0, or the seeds.
         mode: Whether more of the metric is better (`"max"`), or less (`"min"`).
         metric: Name of the metric in the text.
-        worth: Smallest difference of the metric that matters. Default: half the standard deviation between seeds.
+        worth: Smallest difference of the metric that matters. Default: that of `decision_of`.
         output: Folder for the results, `results.csv`.
 
     Returns:

@@ -6,11 +6,12 @@ from itertools import combinations
 
 import numpy as np
 
-from lightning_fire.experiments.statistics import difference, holm_levels, p_value, seeds_for, spread_of
+from lightning_fire.experiments.statistics import difference, half_width, holm_levels, p_value, seeds_for, spread_of
 from lightning_fire.experiments.tables import mean, number, when_reached
 from lightning_fire.recipe.recipe import VANILLA
 
 ANEW = ("scratch", "full_reset")  # methods that train anew; the first that was compared counts
+FEASIBLE = 30  # further seeds that a comparison may be expected to run
 LEVEL = 0.05  # highest probability that a paragraph on equal methods states any difference
 
 
@@ -120,8 +121,8 @@ def decision_of(
         metric: Its name in the text.
         mode: `"max"`: more is better; `"min"`: less is.
         continued: The method that continues from earlier weights as they are.
-        worth: Smallest difference that matters. Default: half the standard deviation between seeds, median over the
-            methods.
+        worth: Smallest difference that matters. Default: a tenth of what the method with the best mean gains over
+            continuing, but at least half the standard deviation between seeds (median over the methods).
         idle: Methods that never acted, whose runs are those of vanilla.
         failed: Seeds whose run failed, by method.
         costs: What each method costs.
@@ -130,11 +131,10 @@ def decision_of(
     failed, costs = failed or {}, costs or {}
     gains, unranked = _rankable(values, metric, 1 if mode == "max" else -1, idle, failed)
     pairs = paired_differences(gains)
-    spreads = [np.std([*of.values()], ddof=1) for of in gains.values() if len(of) > 1]
-    worth = float(np.median(spreads)) / 2 if worth is None and spreads else worth
     anew = next((m for m in ANEW if m in {**values, **failed} and m != continued), " or ".join(ANEW))
     beaten = {pair for pair, found in pairs.items() if found.decided and found.gain > 0}
     by_mean = _by_mean(gains)
+    worth = _worth(gains, pairs.get((next(iter(by_mean), ""), continued))) if worth is None else worth
     level = [method for method in by_mean if (by_mean[0], method) not in beaten] if pairs else []
     shown = {m: sum((m, base) in beaten for base in (continued, anew)) for m in gains}
     best = sorted(level, key=lambda m: (m != continued, -shown[m], *_expense(costs.get(m, Cost()))))
@@ -142,20 +142,26 @@ def decision_of(
     both = continued in gains and anew in gains
     better = [m for m in others if both and (m, continued) in beaten and (m, anew) in beaten]
     warm, choice = pairs.get((continued, anew)), best[0] if best else None
-    undecided = [pairs[by_mean[0], method] for method in level[1:] if (by_mean[0], method) in pairs]
-    more = max((pair.more_seeds(worth) for pair in undecided if pair.varies), default=None) if worth else None
+    undecided = [pairs[by_mean[0], m] for m in level[1:] if (by_mean[0], m) in pairs and pairs[by_mean[0], m].varies]
+    open_ = [pair for pair in undecided if max(pair.high, -pair.low) > worth] if worth else []
+    more = max((pair.more_seeds(worth) for pair in open_), default=None) if worth else None
 
-    told = [_headline(best, continued, anew), _warm_start(continued, anew, warm, metric, worth, unranked)]
+    rival = next((m for m in by_mean if m != choice), anew) if choice == continued else continued
+    told = [_headline(best, continued, anew, rival, pairs, metric)]
+    if warm is None or {choice, rival} != {continued, anew}:
+        told.append(_warm_start(continued, anew, warm, metric, unranked))
     if choice and len(best) == 1:
-        than = [m for m in dict.fromkeys([continued, anew, *by_mean[1:2]]) if (choice, m) in pairs]
-        told.append(f"Best is {choice}: better than {_listed([f'{m} by {pairs[choice, m].of()}' for m in than])}.")
+        than = [m for m in dict.fromkeys([continued, anew, *by_mean[1:2]]) if m != rival and (choice, m) in pairs]
+        if than:
+            by = _listed([f"{m} by {pairs[choice, m].of()}" for m in than])
+            told.append(f"Best is {choice}: better than {by}.")
     elif best:
         first = (
             "the cheapest first" if len({shown[m] for m in best}) == 1 else "first those that are shown to be better"
         )
         told.append(f"{_listed(best)} cannot be told apart ({first}).")
-        if worth and more:
-            told.append(f"{_more(more)} would decide a difference of {_rounded(worth, worth)} between them.")
+        if worth and undecided:
+            told.append(_what_is_open(open_, worth))
     else:
         told.append(_no_interval(gains))
     if pairs and both and others:
@@ -228,17 +234,38 @@ def _expense(cost: Cost) -> tuple[float, float]:
     return np.inf if np.isnan(until) else until, np.inf if np.isnan(cost.seconds) else cost.seconds
 
 
-def _headline(best: Sequence[str], continued: str, anew: str) -> str:
+def _worth(gains: Mapping[str, Mapping[int, float]], best: Difference | None) -> float | None:
+    """Return the smallest difference that matters, see `decision_of`; None if no method has two seeds."""
+    spreads = [np.std([*of.values()], ddof=1) for of in gains.values() if len(of) > 1]
+    return max(float(np.median(spreads)) / 2, best.gain / 10 if best else 0.0) if spreads else None
+
+
+def _headline(
+    best: Sequence[str],
+    continued: str,
+    anew: str,
+    rival: str,
+    pairs: Mapping[tuple[str, str], Difference],
+    metric: str,
+) -> str:
+    """Return the decision, and how much the choice gains over continuing, or the next best over that."""
     if not best:
         return "Decision: open."
-    if best[0] == continued:
-        return f"Decision: keep {continued}{'' if len(best) == 1 else ', as nothing is shown to be better'}."
-    return f"Decision: {f'train anew ({anew})' if best[0] == anew else f'use {best[0]}'}."
+    found = pairs.get((best[0], rival))
+    if best[0] != continued:
+        told = f"train anew ({anew})" if best[0] == anew else f"use {best[0]}"
+        return f"Decision: {told}{f': it gains {found.of(metric)} over continuing ({continued})' if found else ''}."
+    told = f"Decision: keep {continued}{'' if len(best) == 1 else ', as nothing is shown to be better'}"
+    if found is None:
+        return f"{told}."
+    rival = f"training anew ({anew})" if rival == anew else rival
+    if not found.varies:
+        return f"{told}: {rival} is {found.of()}."
+    verb, by = ("loses", found) if found.gain > 0 else ("gains", found.reversed())
+    return f"{told}: {rival} {verb} {by.of(metric)}."
 
 
-def _warm_start(
-    continued: str, anew: str, warm: Difference | None, metric: str, worth: float | None, unranked: Mapping[str, str]
-) -> str:
+def _warm_start(continued: str, anew: str, warm: Difference | None, metric: str, unranked: Mapping[str, str]) -> str:
     if warm is None:
         reasons = [unranked[method] for method in (continued, anew) if method in unranked]
         why = _listed(reasons) or f"it takes two seeds of both {continued} and {anew}"
@@ -247,10 +274,18 @@ def _warm_start(
     if warm.decided:
         verb, by = ("gains", warm) if warm.gain > 0 else ("costs", warm.reversed())
         return f"{who} {verb} {by.of(metric)} against training anew ({anew})."
-    told = f"{who} and training anew ({anew}) cannot be told apart: {warm.of(metric)}"
-    if not worth or not warm.varies:
-        return f"{told}."
-    return f"{told}; {_more(warm.more_seeds(worth))} would decide a difference of {_rounded(worth, worth)}."
+    return f"{who} and training anew ({anew}) cannot be told apart: {warm.of(metric)}."
+
+
+def _what_is_open(pairs: Sequence[Difference], worth: float) -> str:
+    """Return what more seeds would decide between methods that cannot be told apart."""
+    if not pairs:
+        return f"A difference of {_rounded(worth, worth)} or more is ruled out: treat them as equal."
+    more = max(pair.more_seeds(worth) for pair in pairs)
+    if more <= FEASIBLE:
+        return f"{more:.0f} more seed{'s' * int(more != 1)} would decide a difference of {_rounded(worth, worth)}."
+    decided = max(half_width(pair.spread, pair.seeds + FEASIBLE, pair.level) for pair in pairs)
+    return f"Treat differences below {_rounded(decided, decided)} as none: {FEASIBLE} more seeds would not decide them."
 
 
 def _no_interval(gains: Mapping[str, Mapping[int, float]]) -> str:
@@ -279,7 +314,3 @@ def _listed(words: Sequence[str]) -> str:
 
 def _seeds(seeds: Sequence[int]) -> str:
     return f"seed{'s' * (len(seeds) > 1)} {_listed([*map(str, seeds)])}"
-
-
-def _more(seeds: float) -> str:
-    return f"{seeds:.0f} more seed{'s' * int(seeds != 1)}" if np.isfinite(seeds) else "More than 10,000 more seeds"

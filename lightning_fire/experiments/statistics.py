@@ -19,13 +19,11 @@ def difference(
         >>> [round(number, 3) for number in difference({0: 1.1, 1: 2.2, 2: 3.3}, {0: 1.0, 1: 2.0, 2: 3.0})]
         [0.2, -0.048, 0.448]
     """
-    from scipy.special import stdtrit  # 0.15 s that other commands need not wait for
-
     pairs = np.array([(values[seed], reference[seed]) for seed in values if seed in reference])
     if len(pairs) < 2 or not np.isfinite(pairs).all():
         return float("nan"), float("nan"), float("nan")
     each = pairs[:, 0] - pairs[:, 1]
-    half = stdtrit(len(each) - 1, 1 - level / 2) * each.std(ddof=1) / np.sqrt(len(each))
+    half = half_width(each.std(ddof=1), len(each), level)
     return float(each.mean()), float(each.mean() - half), float(each.mean() + half)
 
 
@@ -71,6 +69,18 @@ def holm_levels(p_values: Sequence[float], level: float = 0.05) -> list[float]:
     return levels
 
 
+def half_width(spread: float, seeds: int, level: float = 0.05) -> float:
+    """Return the half width of the interval of `difference`, of differences with this standard deviation.
+
+    Example:
+        >>> round(half_width(spread=1.0, seeds=7), 3)
+        0.925
+    """
+    from scipy.special import stdtrit  # 0.15 s that other commands need not wait for
+
+    return float(stdtrit(seeds - 1, 1 - level / 2) * spread / np.sqrt(seeds))
+
+
 def seeds_for(spread: float, difference: float, level: float = 0.05) -> float:
     """Return the number of seeds whose interval has at most this half width, see `difference`; Inf above 10,000.
 
@@ -80,13 +90,8 @@ def seeds_for(spread: float, difference: float, level: float = 0.05) -> float:
         >>> seeds_for(spread=1.0, difference=1.0)
         7
     """
-    from scipy.special import stdtrit
-
-    def enough(seeds: int) -> bool:
-        return bool(stdtrit(seeds - 1, 1 - level / 2) * spread / np.sqrt(seeds) <= difference)
-
     seeds = range(2, 10_001)
-    found = bisect_left(seeds, True, key=enough)
+    found = bisect_left(seeds, True, key=lambda count: half_width(spread, count, level) <= difference)
     return seeds[found] if found < len(seeds) else float("inf")
 
 

@@ -1,5 +1,7 @@
 """The decision of a comparison: what it states of simulated and of incomplete tables."""
 
+import re
+
 import numpy as np
 import pytest
 from history import IDLE, history, named, series
@@ -43,7 +45,7 @@ def test_three_copies_are_named_as_one_set():
     decision = decision_of(table(np.random.default_rng(0).normal(size=(5, 3))), "accuracy")
     assert set(decision.best) == {"vanilla", "full_reset", "fire"} and decision.choice == "vanilla"
     assert decision.better == [] and not decision.warm_start.decided and decision.more_seeds > 5
-    assert decision.text.startswith("Decision: keep vanilla, as nothing is shown to be better. Warm starting (vanilla)")
+    assert decision.text.startswith("Decision: keep vanilla, as nothing is shown to be better: training anew")
     assert "cannot be told apart (the cheapest first)." in decision.text
     assert "Better than both vanilla and full_reset: none is shown to be." in decision.text
 
@@ -109,14 +111,14 @@ def test_warm_starting_gains_in_the_metric_and_its_direction():
     half = 4.302653 * 0.001 / np.sqrt(3)
     warm = decision.warm_start
     assert (warm.gain, warm.low, warm.high) == pytest.approx((0.019, 0.019 - half, 0.019 + half), abs=1e-8)
-    assert (
-        "Warm starting (vanilla) gains 0.0190 MAE (0.0165 to 0.0215) against training anew (full_reset)."
-        in decision.text
-    )
+    assert decision.text == "Decision: keep vanilla: training anew (full_reset) loses 0.0190 MAE (0.0165 to 0.0215)."
     assert decision.choice == "vanilla" and decision.more_seeds is None
     costs = decision_of(MAE, "accuracy").text
-    assert costs.startswith(
-        "Decision: train anew (full_reset). Warm starting (vanilla) costs 0.0190 accuracy (0.0165 to"
+    gains = "it gains 0.0190 accuracy (0.0165 to 0.0215) over continuing (vanilla)"
+    assert costs == f"Decision: train anew (full_reset): {gains}."
+    assert (
+        "Warm starting (vanilla) gains 0.0190 MAE (0.0146 to 0.0234) against training anew (full_reset)."
+        in decision_of(MAE | {"fire": {0: 0.05, 1: 0.04, 2: 0.06}}, "MAE", "min").text
     )
 
 
@@ -126,7 +128,8 @@ def test_the_best_method_is_better_than_each_other():
     cost = {"fire": Cost([2, np.inf], 0.25), "dash": Cost([1, 1], 3.0)}
     decision = decision_of(values, "accuracy", costs=cost)
     assert (decision.choice, decision.best, decision.better) == ("fire", ["fire"], ["fire", "dash"])
-    told = ["Decision: use fire.", "Best is fire: better than vanilla by 0.", ", full_reset by 0.", " and dash by 0."]
+    told = ["Decision: use fire: it gains 0.6", "over continuing (vanilla). Warm starting (vanilla) costs 0.4"]
+    told += ["Best is fire: better than full_reset by 0.", " and dash by 0."]
     told += ["Epochs until vanilla's final accuracy: fire 2 (1 of 2), dash 1.", "of a run: fire 0.25, dash 3.0."]
     assert all(words in decision.text for words in told)
     assert "hold for all 6 pairs of methods together" in decision.text
@@ -139,8 +142,35 @@ def test_of_methods_that_cannot_be_told_apart_the_cheapest_is_chosen():
     for costs, best in (({"fire": cheap, "dash": dear}, "fire"), ({"fire": dear, "dash": cheap}, "dash")):
         decision = decision_of(values, "accuracy", costs=costs)
         assert set(decision.best) == {"fire", "dash"} and decision.choice == best
-    least = decision_of(values, "accuracy", worth=0.1)
-    assert least.more_seeds == 1 and "1 more seed would decide a difference of 0.10 between them." in least.text
+
+
+def test_it_says_what_more_seeds_would_decide():
+    """A number of seeds; or, if it is more than thirty, the difference that thirty more seeds would decide."""
+    random = np.random.default_rng(0)
+    values = table(random.normal(0, 0.01, (5, 4)) + np.array([0.1, 0.5, 0.7, 0.7]))
+    default = decision_of(values, "accuracy")
+    assert default.worth == pytest.approx(0.06, abs=0.002) and default.more_seeds is None  # a tenth of 0.6
+    assert "A difference of 0.061 or more is ruled out: treat them as equal." in default.text
+    found = paired_differences(values)["dash", "fire"]
+    some = decision_of(values, "accuracy", worth=0.005)
+    assert f"{some.more_seeds} more seeds would decide a difference of 0.0050." in some.text
+    assert some.more_seeds == seeds_for(found.spread, 0.005, found.level) - 5
+    many = decision_of(values, "accuracy", worth=5e-4)
+    half = stats.t.ppf(1 - found.level / 2, 34) * found.spread / np.sqrt(35)
+    assert f"Treat differences below {half:.4f} as none: 30 more seeds would not decide them." in many.text
+    assert many.more_seeds > 100
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("methods", [2, 3, 6])
+def test_no_default_asks_for_more_seeds_than_anybody_runs(seeds, methods):
+    """Of copies of one method, and where one gains sixty standard deviations, as in the quick start."""
+    random = np.random.default_rng(0)
+    for shift in (0, 60):
+        for _ in range(20):
+            values = random.normal(size=(seeds, methods)) + shift * np.array([0, *[1] * (methods - 1)])
+            asked = re.findall(r"(\d+) more seed", decision_of(table(values), "accuracy").text)
+            assert all(int(more) <= 30 for more in asked)
 
 
 def test_a_cheap_method_whose_runs_vary_is_not_chosen_before_one_that_is_shown_to_be_better():
@@ -186,7 +216,11 @@ def test_a_cheap_method_whose_runs_vary_is_not_chosen_before_one_that_is_shown_t
             {"failed": {"vanilla": [0]}},
             "Decision: open. Whether warm starting hurts is not known: vanilla failed with",
         ),
-        ({"vanilla": {0: 1, 1: 2}, "full_reset": {0: 1, 1: 2}}, {}, "cannot be told apart: equal with every seed."),
+        (
+            {"vanilla": {0: 1, 1: 2}, "full_reset": {0: 1, 1: 2}},
+            {},
+            "training anew (full_reset) is equal with every seed.",
+        ),
     ],
 )
 def test_what_is_missing_is_said(values, options, told):
@@ -223,7 +257,7 @@ def test_a_report_decides_from_its_runs(tmp_path, capsys):
     report.publish(tmp_path, "title", decision.text)
     assert (tmp_path / "decision.txt").read_text() == f"{decision.text}\n"
     printed = capsys.readouterr().out
-    assert printed.index("minus vanilla") < printed.index("Decision: use fire.") < printed.index("comparison.png")
+    assert printed.index("minus vanilla") < printed.index("Decision: use fire: it") < printed.index("comparison.png")
 
 
 IDLE_KEYS = {key.replace("/", "__"): None for key in history() if key not in IDLE}
@@ -236,7 +270,7 @@ def test_without_vanilla_the_reference_continues_unless_it_trains_anew():
     def text(reference):
         return ChunkReport(named({"full_reset": runs, "fire": others}), reference, Metric()).decisions()[""].text
 
-    assert "Warm starting (fire)" in text("fire")
+    assert text("fire").startswith("Decision: keep fire: training anew (full_reset) loses 0.1006 accuracy (0.0935 to")
     assert "Whether warm starting hurts is not known: it takes two seeds of both vanilla and full_reset." in text(
         "full_reset"
     )
