@@ -23,7 +23,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
         self.protocol = protocol
         self._last_chunk: int | None = None  # the last whose training data was loaded
         self._tested_chunk: int | None = None
-        self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current chunk only: it owns the workers
+        self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current part only: it owns the workers
         self._test_loader: tuple[int, ResumableLoader] | None = None
         self._position: dict[str, int] | None = None  # of a checkpoint, in its training data
 
@@ -69,7 +69,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
         """The current chunk, from 0; in `test` and `validate` that of the checkpoint, otherwise the last trained on."""
         if self._tested_chunk is not None:
             return self._tested_chunk
-        return 0 if self.trainer is None else self.chunk_at(self.trainer.current_epoch)
+        return self.chunk_at(self._epoch)
 
     def steps_per_chunk(self) -> list[int]:
         """Return the optimizer steps of each chunk, over all its epochs, as the attached Trainer will count them."""
@@ -114,15 +114,16 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
     def train_dataloader(self) -> ResumableLoader:
         """Return the batches of the current epoch: a pure function of `trainer.current_epoch`."""
         self._load_once()
-        chunk = self._last_chunk = self.chunk
-        if self._train_loader is None or self._train_loader[0] != chunk:
+        chunk, part = self.chunk, self._part
+        self._last_chunk = chunk
+        if self._train_loader is None or self._train_loader[0] != part:
             with ranks_of(self.trainer):
-                self._train_loader = chunk, self._make_train_loader(chunk)
+                self._train_loader = part, self._make_train_loader(chunk)
             if self._position is not None:  # Lightning restores it too late, if configure_optimizers asks for the data
                 self._train_loader[1].load_state_dict(self._position)
         loader = self._train_loader[1]
         if self.trainer is not None:
-            loader.epoch_sampler.set_epoch(self.trainer.current_epoch)
+            loader.epoch_sampler.set_epoch(self._epoch)
             begin_next_epoch(self.trainer)
         return loader
 
@@ -153,6 +154,15 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
             self._tested_chunk = state_dict["chunk"]
         else:
             self._position = state_dict["position"]
+
+    @property
+    def _epoch(self) -> int:
+        return 0 if self.trainer is None else self.trainer.current_epoch
+
+    @property
+    def _part(self) -> int:
+        """A number that changes when the training data does."""
+        return self.chunk
 
     @property
     def _test_changes(self) -> bool:

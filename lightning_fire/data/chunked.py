@@ -9,9 +9,9 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from lightning_fire.data.arriving_data import ArrivingData
 from lightning_fire.data.protocols import Protocol, warm_start
-from lightning_fire.data.resumable_loader import ResumableLoader, num_batches, world_size
+from lightning_fire.data.resumable_loader import EpochSampler, ResumableLoader, num_batches, world_size
 from lightning_fire.data.samples import TensorSubset, Transformed, is_tensors, labels_of, normalize
-from lightning_fire.data.streams import Stream
+from lightning_fire.data.streams import Samples, Stream
 
 
 class ChunkedDataModule(ArrivingData[Protocol]):
@@ -75,7 +75,8 @@ class ChunkedDataModule(ArrivingData[Protocol]):
         self.test_batch_size = batch_size if test_batch_size is None else test_batch_size
         self.transform, self.mean, self.std, self.num_classes = transform, mean, std, num_classes
         self._indices: list[Tensor] = []  # empty until the data is loaded
-        self._task: tuple[int, TensorDataset, TensorDataset] | None = None  # the data of a stream's last task
+        # a stream's last task: training samples, test samples, training samples as in the task before if they drift
+        self._task: tuple[int, TensorDataset, TensorDataset, Samples | None] | None = None
 
     def load(self) -> tuple[Dataset[Any], Dataset[Any]]:
         """Return the training set and the test set; called once per process, before training or testing."""
@@ -111,10 +112,28 @@ class ChunkedDataModule(ArrivingData[Protocol]):
                 if not is_tensors(dataset) or len(dataset.tensors) != 2:
                     raise ValueError(f"`{name}` must be a TensorDataset of inputs and targets on a stream: {dataset}")
             inputs, targets = TensorSubset(self.train_set, indices)[:]
-            tests = self.test_set.tensors
-            train, test = self.protocol.task(chunk, (inputs, targets), tests, self.num_classes, self.seed)
-            self._task = chunk, TensorDataset(*train), TensorDataset(*test)
-        return self._task[1:]
+            drawn, tests, old = (inputs, targets), self.test_set.tensors, None
+            train, test = self.protocol.task(chunk, drawn, tests, self.num_classes, self.seed)
+            if self.protocol.drift and chunk:
+                old, _ = self.protocol.task(chunk - 1, drawn, tests, self.num_classes, self.seed)
+            self._task = chunk, TensorDataset(*train), TensorDataset(*test), old
+        return self._task[1:3]
+
+    def train_samples(self, epoch: int) -> Dataset[Any]:
+        """Return the training samples of an epoch: those of its chunk, on a stream with a `drift` as they are by then.
+
+        The time of each is that of its batch, by the order of the epoch, so they are a pure function of seed and epoch.
+        """
+        chunk = self.chunk_at(epoch)
+        train = self.datasets(chunk)[0]
+        if not isinstance(self.protocol, Stream) or self._task is None or (old := self._task[3]) is None:
+            return train
+        sampler = EpochSampler(train, seed=self.seed, num_replicas=1, rank=0)
+        sampler.set_epoch(epoch)
+        place = sampler.order().argsort()  # of each sample in the epoch, (n,)
+        done = epoch - self.first_epoch(chunk) + place / len(place)  # epochs of the task before it
+        progress = done / self.epochs_per_chunk[chunk]
+        return TensorDataset(*self.protocol.drifted(chunk, progress, old, train[:], self.seed))
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Normalize the images (B, C, H, W), the first entry of a batch, as floats; other batches are unchanged."""
@@ -149,8 +168,16 @@ class ChunkedDataModule(ArrivingData[Protocol]):
     def _batches_in(self, chunk: int) -> int:
         return num_batches(len(self.train_indices(chunk)), self.batch_size, world_size())
 
+    @property
+    def _drifts(self) -> bool:
+        return isinstance(self.protocol, Stream) and self.protocol.drift > 0
+
+    @property
+    def _part(self) -> int:
+        return self._epoch if self._drifts else super()._part
+
     def _make_train_loader(self, chunk: int) -> ResumableLoader:
-        dataset = self.datasets(chunk)[0]
+        dataset = self.train_samples(self._epoch) if self._drifts else self.datasets(chunk)[0]
         dataset = dataset if self.transform is None else Transformed(dataset, self.transform)
         return self._loader(dataset, self.batch_size, shuffle=True)
 

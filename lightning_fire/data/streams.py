@@ -6,7 +6,7 @@ number.
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -30,6 +30,8 @@ class Stream(Protocol):
         samples_per_task: Training samples of each task, drawn at random without replacement within the task; the same
             sample may return in another task. None: all.
         epochs: Epochs of each task: one number for all, or one per task.
+        drift: Fraction of each task but the first, from its start, during which its samples change gradually from what
+            they are in the task before, in [0, 1]: 0, all at once (the benchmarks); 1, until its end. How: `between`.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -38,6 +40,7 @@ class Stream(Protocol):
     num_chunks: int = 40
     samples_per_task: int | None = 1000
     epochs: int | tuple[int, ...] = 1
+    drift: float = field(default=0.0, kw_only=True)
     access: ClassVar[Access] = "current"  # type: ignore[misc]
     online: ClassVar[bool] = True
     same_samples: ClassVar[bool] = False  # in all tasks
@@ -45,6 +48,8 @@ class Stream(Protocol):
     def __post_init__(self) -> None:
         if self.samples_per_task is not None and self.samples_per_task < 1:
             raise ValueError(f"`samples_per_task` must be at least 1, or None for all, got {self.samples_per_task}")
+        if not 0 <= self.drift <= 1:
+            raise ValueError(f"`drift` must be from 0 to 1, got {self.drift}")
         super().__post_init__()
 
     @abstractmethod
@@ -61,6 +66,40 @@ class Stream(Protocol):
         Raises:
             ValueError: If the data does not fit the stream.
         """
+
+    def between(self, old: Samples, new: Samples, weight: Tensor, generator: torch.Generator) -> Samples:
+        """Return training samples on the way from one task to the next.
+
+        Each is that of the new task with the probability of its weight, else that of the old one. It changes once, when
+        its weight exceeds a threshold that is drawn for the sample.
+
+        Source: task sampling of Liu & Mou, Do neural networks lose plasticity in a gradually changing world?,
+        arXiv:2602.09234, 2026. There the thresholds are evenly spaced, and a change makes its task longer.
+
+        Args:
+            old: Inputs `(n, ...)` and targets `(n, ...)` of the samples in the task before.
+            new: The same samples in the task.
+            weight: Weight of the task for each sample, `(n,)` in [0, 1].
+            generator: The same at each call within a task.
+        """
+        chosen = torch.rand(len(weight), device="cpu", generator=generator) < weight
+        inputs, targets = (
+            torch.where(chosen.view(-1, *[1] * (b.ndim - 1)).to(b.device), b, a) for a, b in zip(old, new, strict=True)
+        )
+        return inputs, targets
+
+    def drifted(self, number: int, progress: Tensor, old: Samples, new: Samples, seed: int) -> Samples:
+        """Return the training samples of a task of a stream with a drift, each at a time of its own.
+
+        Args:
+            number: Number of the task, from 1.
+            progress: Fraction of the task that is done when a sample is trained on, `(n,)` in [0, 1].
+            old: Inputs `(n, ...)` and targets `(n, ...)` of the samples in the task before.
+            new: The same samples in the task.
+            seed: Seed of the draws.
+        """
+        weight = (progress / self.drift).clamp(max=1)
+        return self.between(old, new, weight, _generator(seed, self.num_chunks + number, _CHANGE))
 
     def _new(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]:
         n, k = len(labels), self.samples_per_task
@@ -100,6 +139,7 @@ class RandomLabels(Stream):
         num_chunks: Number of tasks, each a chunk.
         samples_per_task: Training samples of each task, the same in each; None: all.
         epochs: Epochs of each task: one number for all, or one per task.
+        drift: Fraction of each task during which one sample after the other gets its new label, see `Stream`.
         labels: `"drawn"`: each sample draws its label from all classes, as Kumar et al. write; `"shuffled"`: the true
             labels of the samples are permuted, as their code does (skumar9876/L2_Init), so that each class has as many
             samples as in the data.
@@ -151,6 +191,16 @@ class PermutedInputs(Stream):
             return inputs.flatten(first).index_select(-1, order.to(inputs.device)).view_as(inputs)
 
         return (permuted(train[0]), train[1]), (permuted(test[0]), test[1])
+
+    def between(self, old: Samples, new: Samples, weight: Tensor, generator: torch.Generator) -> Samples:
+        """Return samples with inputs (1 − weight)·old + weight·new, integers rounded.
+
+        Source: input interpolation of Liu & Mou, arXiv:2602.09234, 2026.
+        """
+        inputs, dtype = new[0], new[0].dtype if new[0].is_floating_point() else torch.float32
+        weight = weight.view(-1, *[1] * (inputs.ndim - 1)).to(inputs.device, dtype)
+        mixed = torch.lerp(old[0].to(dtype), inputs.to(dtype), weight)
+        return mixed if inputs.is_floating_point() else mixed.round().to(inputs.dtype), new[1]
 
 
 class ThresholdNetwork(NamedTuple):
@@ -221,6 +271,7 @@ class SlowlyChangingRegression(Stream):
         num_chunks: Number of tasks, each a chunk.
         samples_per_task: Training samples of each task.
         epochs: Epochs of each task: one number for all, or one per task.
+        drift: Fraction of each task during which its samples replace those of the task before, see `Stream`.
         bits: Input bits.
         slow_bits: Number of bits that are the same for all samples of a task, from 1 to `bits`.
         hidden_units: Hidden units of the network that makes the targets.

@@ -21,8 +21,10 @@ from lightning_fire.data import (
     RandomLabels,
     SlowlyChangingRegression,
     SlowlyChangingRegressionDataModule,
+    Stream,
     WarmStart,
 )
+from lightning_fire.data.resumable_loader import EpochSampler
 from lightning_fire.modules import Classifier, Regressor
 from lightning_fire.nets import MLP
 
@@ -122,6 +124,63 @@ def test_a_task_is_a_pure_function_of_seed_and_number(stream):
     other_seed = task(stream, 0, seed=1)
     assert any(not torch.equal(one, other) for one, other in zip(forwards[0][1], other_seed[1], strict=True))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+class Sampled(PermutedInputs):
+    """Inputs that are permuted anew one image after the other."""
+
+    between = Stream.between
+
+
+def drifting(stream, seed=0):
+    return ChunkedDataModule(TRAIN, TEST, stream, num_classes=CLASSES, batch_size=6, seed=seed)
+
+
+@pytest.mark.parametrize("drift", [0.3, 1.0])
+@pytest.mark.parametrize("make", [PermutedLabels, RandomLabels, PermutedInputs, Sampled])
+def test_samples_drift_from_task_to_task(make, drift):
+    """One sample after the other, in the order of training."""
+    stream, seed = make(3, samples_per_task=20, epochs=2, drift=drift), 5
+    data, abrupt = drifting(stream, seed), drifting(make(3, samples_per_task=20, epochs=2), seed)
+    drawn = abrupt.train_indices(2)
+    samples = TRAIN.tensors[0][drawn], TRAIN.tensors[1][drawn]
+    old, new = (stream.task(number, samples, TEST.tensors, CLASSES, seed)[0] for number in (1, 2))
+    for epoch in (4, 5):
+        sampler, found = EpochSampler(range(20), seed=seed, num_replicas=1, rank=0), data.train_samples(epoch).tensors
+        sampler.set_epoch(epoch)
+        for place, number in enumerate(sampler):
+            weight = min(1.0, (20 * (epoch - 4) + place) / 40 / drift)
+            before, now, after = ((part[number] for part in each) for each in (old, found, new))
+            if make is PermutedInputs:
+                (before, _), (now, label), (after, true) = before, now, after
+                mixed = ((1 - weight) * before.double() + weight * after.double()).round()
+                assert (now.double() - mixed).abs().max() <= 1  # float32 rounds halves otherwise
+                assert label == true
+            else:
+                before, now, after = list(before), list(now), list(after)
+                is_new = all(map(torch.equal, now, after))
+                assert is_new or all(map(torch.equal, now, before))
+                assert is_new or weight < 1
+    assert torch.equal(data.datasets(2)[1].tensors[0], abrupt.datasets(2)[1].tensors[0])
+    assert torch.equal(data.datasets(2)[1].tensors[1], abrupt.datasets(2)[1].tensors[1])
+    for epoch in (0, 1):
+        assert all(map(torch.equal, data.train_samples(epoch).tensors, abrupt.datasets(0)[0].tensors))
+
+
+@pytest.mark.parametrize("drift", [0.2, 0.5, 1.0])
+def test_the_fraction_of_changed_samples_rises_with_their_weight(drift):
+    """Each changes once; of 4,000 samples the fraction is within four standard errors."""
+    stream, n = RandomLabels(3, None, 1, drift=drift), 4000
+    old, new = ((torch.zeros(n, 1), torch.full((n,), value)) for value in (0, 1))
+    before = torch.zeros(n)
+    for time in (0.0, 0.1, 0.4, 0.7, 1.0):
+        now = stream.drifted(1, torch.full((n,), time), old, new, seed=0)[1].float()
+        weight = min(1.0, time / drift)
+        assert abs(now.mean() - weight) <= 4 * (weight * (1 - weight) / n) ** 0.5
+        assert (now >= before).all()
+        before = now
+    other = stream.drifted(2, torch.full((n,), drift / 2), old, new, seed=0)[1]
+    assert 0.4 <= (other == stream.drifted(1, torch.full((n,), drift / 2), old, new, seed=0)[1]).float().mean() <= 0.6
 
 
 def test_tasks_draw_their_samples_without_replacement():
@@ -255,7 +314,16 @@ def regressor() -> Regressor:
     return Regressor(MLP(8, 1, hidden=(5,)), partial(Adam, lr=0.01))
 
 
-@pytest.mark.parametrize("stream", [RandomLabels(3, 20, 2), PermutedLabels(3, 20, 2), PermutedInputs(3, 20, 2), None])
+@pytest.mark.parametrize(
+    "stream",
+    [
+        RandomLabels(3, 20, 2),
+        PermutedLabels(3, 20, 2),
+        PermutedInputs(3, 20, 2),
+        PermutedInputs(3, 20, 2, drift=0.8),
+        None,
+    ],
+)
 @pytest.mark.parametrize("after", [2, 6, 8, 11])  # 4 batches an epoch, 8 a task
 def test_a_resume_in_the_middle_of_a_task_is_exact(tmp_path, stream, after):
     """Weights, events, and the online metric of the tasks that end after the resume, or ended with the checkpoint."""
@@ -271,6 +339,27 @@ def test_a_resume_in_the_middle_of_a_task_is_exact(tmp_path, stream, after):
     assert_same_weights(resumed, whole)
     assert len(metric) == 3 and len(left) == 3 - (after - 1) // 8
     assert left == metric[-len(left) :]
+
+
+def test_batches_are_of_the_samples_of_their_epoch():
+    """All epochs of a task that drifts differ."""
+
+    class Watch(pl.Callback):
+        def __init__(self):
+            self.seen = {}
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            self.seen.setdefault(trainer.current_epoch, []).extend(batch[1].tolist())
+
+    watch, stream = Watch(), RandomLabels(3, 20, 2, drift=1.0)
+    trainer(watch, max_epochs=6).fit(classifier(), stream_data(stream))
+    assert len(watch.seen) == 6
+    for epoch, labels in watch.seen.items():
+        sampler = EpochSampler(range(20), seed=5, num_replicas=1, rank=0)
+        sampler.set_epoch(epoch)
+        samples = stream_data(stream).train_samples(epoch)
+        assert labels == samples.tensors[1][sampler.order()].tolist()
+        assert torch.equal(samples.tensors[1], stream_data(stream).datasets(epoch // 2)[0].tensors[1]) == (epoch < 2)
 
 
 def test_tasks_are_validated_with_their_own_data():
@@ -357,6 +446,7 @@ def test_two_ranks_share_each_batch_and_train_as_one(tmp_path):
         (lambda: SlowlyChangingRegression(slow_bits=21), r"`slow_bits` must be from 1 to `bits` \(20\), got 21"),
         (lambda: SlowlyChangingRegression(threshold=1.0), "`threshold` must be strictly between 0 and 1, got 1.0"),
         (lambda: SlowlyChangingRegression(change="none"), "`change` must be 'one_bit' or 'all_bits', got 'none'"),
+        (lambda: RandomLabels(drift=1.5), "`drift` must be from 0 to 1, got 1.5"),
         (lambda: RandomLabels(labels="none"), "`labels` must be 'drawn' or 'shuffled', got 'none'"),
         (lambda: SlowlyChangingRegression(hidden_units=0), "`hidden_units` must be at least 1, got 0"),
         (lambda: task(PermutedLabels(2, 61), 0), r"must not exceed the number of training samples \(60\), got 61"),
