@@ -36,7 +36,7 @@ class Member:
         network: The module; its parameters are views into the ensemble.
         seed: Of its initial weights and its data.
         act: The method, called with the member and the optimizer of all members.
-        when: When it acts, at starts of epochs.
+        when: When it acts, before a batch. The metrics that it watches are those of the epoch before.
         rate: Its learning rate.
         initial: Its initial parameters and buffers, by name.
         online: Online accuracies by chunk, fractions.
@@ -145,32 +145,35 @@ def train(members: Sequence[Member], data: Callable[[int], ChunkedDataModule], s
     epoch = steps = 0
     tests = seen = accuracy = torch.empty(0)
     for chunk, epochs in enumerate(one.protocol.epochs_per_chunk):
-        pairs = [sources[seed].datasets(chunk) for seed in seeds]
-        before, (inputs, labels) = tests, _samples([train[:] for train, _ in pairs], one)
-        tests = _samples([test[:] for _, test in pairs], one)
-        samplers = [
-            EpochSampler(train, seed=seed, num_replicas=1, rank=0)
-            for (train, _), seed in zip(pairs, seeds, strict=True)
-        ]
-        right, size = torch.zeros(len(members)), labels.shape[1]
+        before, tests = tests, _samples([sources[seed].datasets(chunk)[1][:] for seed in seeds], one)
+        right = torch.zeros(len(members))
         for epoch_of_chunk in range(epochs):
-            new = chunk > 0 and epoch_of_chunk == 0
+            trains = [sources[seed].train_samples(epoch) for seed in seeds]
+            inputs, labels = _samples([train[:] for train in trains], one)
+            size, new = labels.shape[1], chunk > 0 and epoch_of_chunk == 0
             if new and signs:
                 new_data = zip(inputs[:, :200][row], labels[:, :200][row], strict=True)
                 old_signs = signs_of(ensemble, seen, accuracy)
                 for member, values, (x, y) in zip(members, old_signs, new_data, strict=True):
                     for name, value in {**values, **one_step_signs(member.network, x, y)}.items():
                         member.signs.setdefault(name, []).append(value)
-            for index in _due(ensemble, members, Clock(epoch, steps, True, chunk, new), seen, accuracy):
-                members[index].act(members[index], ensemble.optimizer)
-                members[index].events.append(epoch)
-            if new:
-                for member, kept in zip(members, ensemble.accuracy(before[0][row], before[1][row]), strict=True):
-                    member.kept.append(float(kept))
+            samplers = [
+                EpochSampler(train, seed=seed, num_replicas=1, rank=0)
+                for train, seed in zip(trains, seeds, strict=True)
+            ]
             for sampler in samplers:
                 sampler.set_epoch(epoch)
             hits = torch.zeros(len(members))
-            for batch in torch.stack([sampler.order() for sampler in samplers]).split(one.batch_size, dim=1):
+            batches = torch.stack([sampler.order() for sampler in samplers]).split(one.batch_size, dim=1)
+            for number, batch in enumerate(batches):
+                first = number == 0
+                clock = Clock(epoch, steps, first, chunk, new and first)
+                for index in _due(ensemble, members, clock, seen, accuracy):
+                    members[index].act(members[index], ensemble.optimizer)
+                    members[index].events.append(epoch)
+                if clock.new_data:
+                    for member, kept in zip(members, ensemble.accuracy(before[0][row], before[1][row]), strict=True):
+                        member.kept.append(float(kept))
                 x = torch.stack([inputs[i, own] for i, own in enumerate(batch)])[row]
                 hits += ensemble.step(x, labels.gather(1, batch)[row]).sum(1)
                 steps += 1
@@ -185,7 +188,7 @@ def train(members: Sequence[Member], data: Callable[[int], ChunkedDataModule], s
 
 def _due(ensemble: Ensemble, members: Sequence[Member], clock: Clock, seen: Tensor, accuracy: Tensor) -> list[int]:
     """Return the members whose schedule is due, after an update of the metrics that it watches."""
-    if not clock.epoch or not any(watched_by(member.when) for member in members):
+    if not clock.epoch or not clock.epoch_start or not any(watched_by(member.when) for member in members):
         return [index for index, member in enumerate(members) if member.when.due(clock)]
     found, signs = [], signs_of(ensemble, seen, accuracy)
     for index, (member, values) in enumerate(zip(members, signs, strict=True)):

@@ -1,6 +1,7 @@
 """The batched networks of the studies equal a Trainer, one network at a time."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,7 +15,7 @@ from lightning_fire import FIRECallback, FullReset, PlasticityCallback, Weights
 from lightning_fire.data import PermutedInputs
 from lightning_fire.modules import Classifier
 from lightning_fire.nets import MLP
-from lightning_fire.when import Clock, Schedule, WhenMetric
+from lightning_fire.when import Clock, EveryNSteps, Schedule, WhenMetric
 from studies.ensemble import Ensemble, Member, one_step_signs, signs_of, train
 from studies.methods import METHODS, fire, vanilla
 from studies.streams import Stream, data_of
@@ -43,8 +44,8 @@ class Kept(Logger):
         pass
 
 
-def one_by_one(seed, callbacks, normalization):
-    data, logger = data_of(TASKS, seed), Kept()
+def one_by_one(seed, callbacks, normalization="none", tasks=TASKS):
+    data, logger = data_of(tasks, seed), Kept()
     module = Classifier(
         network(seed, normalization), 10, partial(torch.optim.Adam, lr=TASKS.rate, fused=True), warmup=0
     )
@@ -78,6 +79,18 @@ def test_members_train_as_alone(normalization):
     for member, (name, seed) in zip(members, runs, strict=True):
         alone, online = one_by_one(seed, callbacks[name](), normalization)
         assert member.online == pytest.approx(online, abs=0.02)  # one of 120 samples is 0.008
+        for key, value in alone.state_dict().items():
+            torch.testing.assert_close(member.network.state_dict()[key], value, rtol=0.02, atol=2e-3)
+
+
+def test_drifting_tasks_and_events_within_an_epoch_are_those_of_a_trainer():
+    tasks = TASKS._replace(protocol=replace(TASKS.protocol, drift=0.8))
+    members = [Member(network(seed), seed, METHODS["full_reset"], EveryNSteps(7), TASKS.rate) for seed in (3, 4)]
+    train(members, partial(data_of, tasks))
+    for member in members:
+        assert member.events == [2, 4]  # steps 7 and 14, of 3 an epoch
+        alone, online = one_by_one(member.seed, [PlasticityCallback(FullReset(), when=EveryNSteps(7))], tasks=tasks)
+        assert member.online == pytest.approx(online, abs=0.02)
         for key, value in alone.state_dict().items():
             torch.testing.assert_close(member.network.state_dict()[key], value, rtol=0.02, atol=2e-3)
 
