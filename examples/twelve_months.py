@@ -15,11 +15,12 @@ import math
 import multiprocessing
 import time
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -98,7 +99,7 @@ class Network(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def callback_of(method: str, month: int) -> list:
+def callback_of(method: str, month: int) -> list[Callback]:
     """Return the one line that the methods differ in. Month 0 begins with new weights: there is nothing to change."""
     if month == 0 or method in ("going_on", "from_scratch"):
         return []
@@ -109,19 +110,13 @@ def callback_of(method: str, month: int) -> list:
     return [FIRECallback(when, scale="procrustes" if method == "fire_procrustes" else "paper", log=log)]
 
 
-def run_month(method: str, seed: int, month: int, folder: Path) -> None:
-    """Train one month from the best weights of last month and write its results."""
+def fit(model: Network, images: Images, folder: Path, callbacks: Sequence[Callback] = ()) -> tuple[Network, Trainer]:
+    """Train on one core without output; return the network of the best weights, which `best.ckpt` keeps."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning_fire"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    own = folder / method / f"seed{seed}" / f"month{month}"
-    months = months_of(seed, month + 1)
-    seed_everything(1000 * seed + month, verbose=False)
-    model = Network()
-    if month and method != "from_scratch":
-        model = Network.load_from_checkpoint(own.parent / f"month{month - 1}" / "best.ckpt", map_location="cpu")
-    best = ModelCheckpoint(own, "best", monitor="accuracy", mode="max", enable_version_counter=False)
+    best = ModelCheckpoint(folder, "best", monitor="accuracy", mode="max", enable_version_counter=False)
     trainer = Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
@@ -130,26 +125,40 @@ def run_month(method: str, seed: int, month: int, folder: Path) -> None:
         enable_model_summary=False,
         num_sanity_val_steps=0,
         callbacks=[
-            *callback_of(method, month),
+            *callbacks,
             EMAWeightAveraging(decay=0.95),
             EarlyStopping("accuracy", mode="max", patience=PATIENCE),
             best,
         ],
     )
+    trainer.fit(model, images)
+    return Network.load_from_checkpoint(best.best_model_path, map_location="cpu").eval(), trainer
+
+
+@torch.no_grad()
+def accuracy(model: Network, images: torch.Tensor, labels: torch.Tensor) -> float:
+    """Return the fraction of images that are classified correctly."""
+    return float((model.net(images).argmax(1) == labels).float().mean())
+
+
+def run_month(method: str, seed: int, month: int, folder: Path) -> None:
+    """Train one month from the best weights of last month and write its results."""
+    own = folder / method / f"seed{seed}" / f"month{month}"
+    months = months_of(seed, month + 1)
+    seed_everything(1000 * seed + month, verbose=False)
+    model = Network()
+    if month and method != "from_scratch":
+        model = Network.load_from_checkpoint(own.parent / f"month{month - 1}" / "best.ckpt", map_location="cpu")
     start = time.perf_counter()
-    trainer.fit(model, Images(months[:-1]))
+    model, trainer = fit(model, Images(months[:-1]), own, callback_of(method, month))
     seconds = time.perf_counter() - start
-    model = Network.load_from_checkpoint(best.best_model_path, map_location="cpu").eval()
-    with torch.no_grad():
-        images, labels = months[-1]["arriving"]
-        arriving = float((model.net(images).argmax(1) == labels).float().mean())
     after = trainer.callback_metrics.get("event/accuracy_after")
     result = {
         "method": method,
         "seed": seed,
         "month": month,
-        "next_month": arriving,
-        "held_out": float(best.best_model_score),
+        "next_month": accuracy(model, *months[-1]["arriving"]),
+        "held_out": float(trainer.checkpoint_callback.best_model_score),
         "after_event": math.nan if after is None else float(after),
         "epochs": trainer.current_epoch,
         "seconds": seconds,
