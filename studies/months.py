@@ -1,0 +1,267 @@
+"""The advice of `decide` at each month of `examples/twelve_months.py`, judged by what deployment sees.
+
+python -m studies.months   # 5 years, 11 decisions each, 3 runs of 4 choices
+
+Each month asks `decide` about the weights that were deployed last month, by the accuracy on the images held out of the
+month in hand, deploys the first run of its choice, and asks again next month. The advice is judged on the images of the
+next month: it is a hit if the mean accuracy of the choice's networks is within one point of the best choice's. Months
+that are done are kept; more `--runs` are added to them, without another choice.
+"""
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import redirect_stdout
+from itertools import combinations
+from multiprocessing import get_context
+from pathlib import Path
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from examples import twelve_months
+from lightning_fire import FIRE, ShrinkAndPerturb, decide
+from lightning_fire.experiments.decide import Start
+from lightning_fire.experiments.decision import decision_of
+from lightning_fire.experiments.tables import difference_cell, mean
+from lightning_fire.functional import as_matrices, dfi_normalized, dormant_fraction, entropy_rank
+from lightning_fire.recipe.recipe import SCRATCH, VANILLA
+from studies.ensemble import one_step_signs
+from studies.runs import arguments, markdown
+
+METHODS = (FIRE(), ShrinkAndPerturb())
+CHOICES = (VANILLA, SCRATCH, *(method.name for method in METHODS))
+HIT = 1.0  # points
+Values = Mapping[str, Mapping[int, float]]  # accuracy by choice and run
+Rule = Callable[[Sequence[Values]], str]
+
+
+def ask(seed: int, month: int, runs: int, folder: Path) -> None:
+    """Ask for one decision and deploy what it chooses; month 0 begins with new weights."""
+    own, months = folder / f"seed{seed}" / f"month{month}", twelve_months.months_of(seed, month + 1)
+    first, deployed = 100 * month, own / "deployed.ckpt"
+    own.mkdir(parents=True, exist_ok=True)
+    if month == 0:
+        torch.manual_seed(seed)
+        twelve_months.fit(twelve_months.Network(), twelve_months.Images(months[:1]), own)
+        (own / "best.ckpt").replace(deployed)
+        return
+
+    def train(run: int, start: Start) -> float:
+        began, kept = time.perf_counter(), own / f"{start.name}_{run}"
+        model = start(twelve_months.Network())
+        model, trainer = twelve_months.fit(model, twelve_months.Images(months[:-1]), kept)
+        row = {
+            "seed": seed,
+            "month": month,
+            "method": start.name,
+            "run": run,
+            "held_out": twelve_months.accuracy(model, *months[-2]["held_out"]),
+            "next_month": twelve_months.accuracy(model, *months[-1]["arriving"]),
+            "all_held_out": [twelve_months.accuracy(model, *each["held_out"]) for each in months[:-1]],
+            "epochs": trainer.current_epoch,
+            "seconds": time.perf_counter() - began,
+        }
+        (own / f"{start.name}_{run}.json").write_text(json.dumps(row))
+        return row["held_out"]
+
+    last = own.parent / f"month{month - 1}" / "deployed.ckpt"
+    (own / "signs.json").write_text(json.dumps(signs_of(last, months[:-1])))
+    with (own / "decision.txt").open("w") as file, redirect_stdout(file):
+        found = decide(train, last, METHODS, range(first, first + runs), metric="accuracy", output=own)
+    if not deployed.exists():
+        (own / f"{found.decision.choice}_{first}" / "best.ckpt").replace(deployed)
+    for kept in own.glob(f"*_{month}??"):
+        shutil.rmtree(kept)
+
+
+def signs_of(deployed: Path, months: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> dict[str, float]:
+    """Return the signs of `studies.signs` of deployed weights, on 200 new training images of the last of the months.
+
+    `accuracy_lost` is their accuracy on the images held out of the month before, less that on the new images.
+    """
+    model = twelve_months.Network.load_from_checkpoint(deployed, map_location="cpu").eval()
+    images, labels = (tensor[:200] for tensor in months[-1]["train"])
+    weights = [as_matrices(weight.detach()) for weight in model.parameters() if weight.ndim > 1]
+    with torch.no_grad():
+        features = model.net[:-1](images)
+    before = twelve_months.accuracy(model, *months[-2]["held_out"])
+    return {
+        "accuracy_lost": before - twelve_months.accuracy(model, *months[-1]["train"]),
+        "dfi": float(torch.stack([dfi_normalized(weight).mean() for weight in weights]).mean()),
+        "norm": float(nn.utils.parameters_to_vector(model.parameters()).detach().norm()),
+        "dormant": float(dormant_fraction(features.abs().mean(0), 0.1)),
+        "effective_rank": float(entropy_rank(features)),
+        **one_step_signs(model.net, images, labels),
+    }
+
+
+def ask_each_month(seeds: Sequence[int], months: int, runs: int, folder: Path, jobs: int) -> None:
+    """Ask in all months of all years, a month of each year in turn."""
+    start, done = time.perf_counter(), runs_of(folder)
+    counts = done.groupby(["seed", "month"]).size().to_dict() if len(done) else {}
+
+    def needed(seed: int, month: int) -> bool:
+        deployed = (folder / f"seed{seed}" / f"month{month}" / "deployed.ckpt").exists()
+        return not deployed or (month > 0 and counts.get((seed, month), 0) < runs * len(CHOICES))
+
+    running: dict[Future, tuple[int, int]] = {}
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+
+        def go_on(seed: int, month: int) -> None:
+            month = next((number for number in range(month, months) if needed(seed, number)), months)
+            if month < months:
+                running[pool.submit(ask, seed, month, runs, folder)] = seed, month
+
+        for seed in seeds:
+            go_on(seed, 0)
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                seed, month = running.pop(future)
+                future.result()
+                events_of(folder).to_csv(folder / "events.csv", index=False)
+                print(f"year {seed}, month {month}: {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)
+                go_on(seed, month + 1)
+
+
+def runs_of(folder: Path) -> pd.DataFrame:
+    """Return a row for each run that has finished."""
+    return pd.DataFrame([json.loads(path.read_text()) for path in sorted(folder.glob("seed*/month*/*_*.json"))])
+
+
+def events_of(folder: Path) -> pd.DataFrame:
+    """Return a row for each decision: the gain of FIRE in points, of the same runs, and the signs before it."""
+    rows, runs = [], runs_of(folder)
+    for (seed, month), own in runs.groupby(["seed", "month"]) if len(runs) else ():
+        if own.method.nunique() < len(CHOICES):  # at work
+            continue
+        means = 100 * own.pivot(index="run", columns="method", values=["next_month", "held_out"]).dropna().mean()
+        gains = {
+            name: means[of, "fire"] - means[of, "vanilla"]
+            for name, of in {"gain": "next_month", "gain_held_out": "held_out"}.items()
+        }
+        signs = json.loads((folder / f"seed{seed}" / f"month{month}" / "signs.json").read_text())
+        rows.append({"setting": "months", "seed": seed, "chunk": month, **gains, **signs})
+    return pd.DataFrame(rows)
+
+
+def by_decision(months: Sequence[Values]) -> str:
+    """Return the choice of `decide`."""
+    return decision_of(months[-1], "accuracy").choice or VANILLA
+
+
+def by_mean(months: Sequence[Values]) -> str:
+    """Return the choice with the best mean, without a test."""
+    means = {choice: mean(of.values()) for choice, of in months[-1].items()}
+    return max(means, key=means.__getitem__)
+
+
+def by_mean_so_far(months: Sequence[Values]) -> str:
+    """Return the choice with the best mean over all months so far."""
+    return by_mean([{c: {i: mean(m[c].values()) for i, m in enumerate(months)} for c in months[-1]}])
+
+
+def by_decision_so_far(months: Sequence[Values]) -> str:
+    """Return the choice of `decide` with a month as a seed: means over its runs."""
+    return by_decision([{c: {i: mean(m[c].values()) for i, m in enumerate(months)} for c in months[-1]}])
+
+
+def worth(points: float) -> Rule:
+    """Return a rule: the choice with the best mean, if it is better than going on by so many points."""
+
+    def by_worth(months: Sequence[Values]) -> str:
+        best, now = by_mean(months), months[-1]
+        return best if 100 * (mean(now[best].values()) - mean(now[VANILLA].values())) >= points else VANILLA
+
+    return by_worth
+
+
+def always(choice: str) -> Rule:
+    """Return a rule that makes one choice."""
+    return lambda months: choice
+
+
+RULES: dict[str, Rule] = {
+    "the advice": by_decision,
+    "best mean": by_mean,
+    "best mean, if 1 point above vanilla": worth(1.0),
+    "the advice, of all months so far": by_decision_so_far,
+    "best mean of all months so far": by_mean_so_far,
+    **{f"always {choice}": always(choice) for choice in CHOICES},
+}
+
+
+def judged(runs: pd.DataFrame, rule: Rule, count: int | None = None) -> pd.DataFrame:
+    """Return what a rule chooses in each month, and what it is worth in the next.
+
+    Args:
+        runs: As `runs_of`.
+        rule: From the held-out accuracies of the months so far to a choice.
+        count: Decide with so many of the runs of a choice, once with each subset of them. Default: all.
+
+    Returns:
+        A row for each year, month and subset: `choice`; `regret`, by how many points the next month's mean accuracy of
+        all runs of the best choice is above that of the chosen one; `gain`, of the chosen one above vanilla's.
+    """
+    rows = []
+    for seed, year in runs.assign(run=runs.run % 100).groupby("seed"):
+        months, numbers = [own for _, own in year.groupby("month")], sorted(set(year.run))
+        for subset in combinations(numbers, count or len(numbers)):
+            past: list[Values] = []
+            for own in months:
+                part = own[own.run.isin(subset)]
+                past.append(
+                    {choice: dict(zip(of.run, of.held_out, strict=True)) for choice, of in part.groupby("method")}
+                )
+                choice, next_month = rule(past), 100 * own.groupby("method").next_month.mean()
+                regret, gain = next_month.max() - next_month[choice], next_month[choice] - next_month[VANILLA]
+                rows.append(
+                    {"seed": seed, "month": own.month.iloc[0], "choice": choice, "regret": regret, "gain": gain}
+                )
+    return pd.DataFrame(rows)
+
+
+def table(runs: pd.DataFrame, rules: Mapping[str, Rule], counts: Sequence[int | None]) -> str:
+    """Return the hits and regrets of rules, with the interval over years of what they gain above always vanilla."""
+    decisions, rows = runs.groupby(["seed", "month"]).ngroups, []
+    for name, rule in rules.items():
+        for count in counts:
+            found = judged(runs, rule, count)
+            of_years = found.groupby("seed").gain.mean().to_dict()
+            chosen = found.choice.value_counts(normalize=True) * decisions
+            rows.append(
+                [
+                    name,
+                    str(count or runs.groupby(["seed", "month", "method"]).size().max()),
+                    f"{(found.regret <= HIT).mean() * decisions:.0f}",
+                    f"{found.regret.mean():.1f}",
+                    difference_cell(of_years, dict.fromkeys(of_years, 0.0), digits=1),
+                    *(f"{chosen.get(choice, 0):.0f}" for choice in CHOICES),
+                ]
+            )
+    head = ["choose", "runs", f"hits of {decisions}", "regret, points", "above always vanilla (95 %)", *CHOICES]
+    return markdown(head, rows)
+
+
+def more(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the decisions."""
+    parser.add_argument("--runs", type=int, default=3, help="networks trained for each choice")
+    parser.add_argument("--months", type=int, default=12, help="the first has no decision")
+
+
+def main() -> None:
+    """Run the study."""
+    options, start = arguments(__doc__, "months", more), time.perf_counter()
+    ask_each_month(options.seed_range, options.months, options.runs, options.folder, options.jobs)
+    runs = runs_of(options.folder)
+    runs.to_csv(options.folder / "runs.csv", index=False)
+    print(f"{table(runs, RULES, [None])}\n\n{table(runs, dict(list(RULES.items())[:5]), range(2, options.runs + 1))}")
+    print(f"\nthis command took {(time.perf_counter() - start) / 60:.1f} minutes")
+
+
+if __name__ == "__main__":
+    main()
