@@ -44,6 +44,7 @@ class Watch:
 
         self.events = 0
         self.written = {}  # name, old and new value, by parameter
+        self.matrices = set()  # parameter and name of each
         make = Change.make
 
         def watched(change) -> None:
@@ -51,6 +52,7 @@ class Watch:
             old = {tensor: tensor.detach().clone() for tensor in names}
             make(change)
             self.events += 1
+            self.matrices |= {(view.parameter, view.name) for view in change.weights}
             self.written |= {t: (name, old[t], t.detach().clone()) for t, name in names.items()}
 
         Change.make = watched
@@ -74,8 +76,10 @@ def run_here(script: str) -> None:
         raise SystemExit("\n".join(faults))
     from lightning_fire import Weights
 
-    selections = [Weights().select(each) for each in (model if isinstance(model, list) else [model])]
-    print(f"\nROW {watch.events},{' + '.join(each.counted.split(' weight')[0] for each in selections)}")
+    acted_on = model if isinstance(model, list) else [model]
+    parameters = {parameter for each in acted_on for parameter in each.parameters()}
+    of = sum(int(Weights().select(each).counted.split()[2]) for each in acted_on)
+    print(f"\nROW {watch.events},{sum(parameter in parameters for parameter, _ in watch.matrices)} of {of}")
 
 
 def row_of(script: str) -> dict[str, str]:
