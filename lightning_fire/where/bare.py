@@ -53,9 +53,13 @@ def bare_weights(prefix: str, module: nn.Module, parent: nn.Module, recurrent: b
     Of a recurrent layer, `W_ih` and `W_hh` by name, each gate is a part, as many as the size of the state shows.
     """
     parameters = dict(nn.Module.named_parameters(module, recurse=False))
-    layouts = _layouts_of(module, parameters, parent)
+    groups = _convolutions_of_keras(parent)
+    layouts = _layouts_of(module, parameters, parent) | {name: "in_out" for name in parameters if name in groups}
     names = {name: name.removesuffix("_weight") for name in layouts}
-    views = {name: WeightView(prefix + name, parameters[name], 1, layout) for name, layout in layouts.items()}
+    views = {
+        name: WeightView(prefix + name, parameters[name], groups.get(name, 1), layout)
+        for name, layout in layouts.items()
+    }
     views = {name: stacked(view) for name, view in views.items()}
     for name, whole in views.items():
         widths = {other.shape[1] for other in views.values() if other is not whole}
@@ -99,6 +103,13 @@ def _layouts_of(module: nn.Module, parameters: Mapping[str, Parameter], parent: 
                 if layout := _of_template(layer, name, parameter):
                     found[name] = layout
     return found
+
+
+def _convolutions_of_keras(model: nn.Module) -> dict[str, int]:
+    """Return the numbers of groups of the convolutions in a model of Keras, by the names of their kernels."""
+    layers = model._flatten_layers() if hasattr(model, "_torch_params") else ()  # type: ignore[operator]
+    built = [layer for layer in layers if "BaseConv" in classes_of(layer) and hasattr(layer, "kernel")]
+    return {layer.kernel.path: layer.groups for layer in built if hasattr(layer.kernel, "path")}
 
 
 def _of_template(network: nn.Module, name: str, parameter: Parameter) -> Layout | None:

@@ -1,6 +1,7 @@
 """Weights that are parameters of a module itself: by the source of its class, as a stack, gate by gate, declared."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -142,26 +143,45 @@ def test_biases_of_experts_are_not_named_as_weights():
     assert Weights().select(model).left_out == []
 
 
+class BaseConv(SimpleNamespace):
+    """As a convolution of Keras, which is not among the modules of a model."""
+
+
 class KerasModel(nn.Module):
     """As a model of Keras on torch holds the variables of all its layers."""
 
     def __init__(self):
         super().__init__()
-        shapes = {"dense/kernel": (4, 6), "dense/bias": (6,), "conv/kernel": (3, 3, 4, 8), "lstm/cell/kernel": (4, 24)}
+        shapes = {"dense/kernel": (4, 6), "dense/bias": (6,), "conv/kernel": (3, 3, 1, 8), "lstm/cell/kernel": (4, 24)}
         shapes |= {"lstm/cell/recurrent_kernel": (6, 24), "embedding/embeddings": (9, 4)}
+        shapes |= {"grouped/kernel": (3, 2, 8), "conv_transpose/kernel": (3, 3, 4, 8)}
         self._torch_params = nn.ParameterDict({name: torch.randn(shape) for name, shape in shapes.items()})
+
+    def _flatten_layers(self):
+        groups = {"conv/kernel": 1, "grouped/kernel": 4}
+        yield from (BaseConv(kernel=SimpleNamespace(path=name), groups=groups[name]) for name in groups)
+        yield BaseConv(kernel=torch.ones(2, 2))  # of a layer with LoRA
+        yield BaseConv()  # not built yet
+        yield self
 
 
 def test_layers_of_keras():
     model = KerasModel()
     selection = Weights().select(model)
-    assert [(view.name, view.shape) for view in selection] == [("_torch_params.dense/kernel", (6, 4))]
-    assert [said.split(":")[0].rpartition(".")[2] for said in selection.left_out] == [
-        *("conv/kernel", "embedding/embeddings", "lstm/cell/kernel", "lstm/cell/recurrent_kernel"),
+    assert [(view.name.rpartition(".")[2], view.shape) for view in selection] == [
+        ("dense/kernel", (6, 4)),
+        ("conv/kernel", (8, 1, 3, 3)),
+        ("grouped/kernel", (8, 2, 3)),
     ]
-    kernel = model._torch_params["conv/kernel"].detach().clone()
-    fire_(model, where=Weights(layers={"conv/kernel": "in_out"}, exclude=["embedding", "lstm"]))
-    torch.testing.assert_close(model._torch_params["conv/kernel"].permute(3, 2, 0, 1), fire(kernel.permute(3, 2, 0, 1)))
+    assert [said.split(":")[0].rpartition(".")[2] for said in selection.left_out] == [
+        *("conv_transpose/kernel", "embedding/embeddings", "lstm/cell/kernel", "lstm/cell/recurrent_kernel"),
+    ]
+    before = {name: parameter.detach().clone() for name, parameter in model._torch_params.items()}
+    fire_(model, where=Weights(exclude=["embedding", "lstm", "transpose"]))
+    for name, axes in ("conv/kernel", (3, 2, 0, 1)), ("grouped/kernel", (2, 1, 0)):
+        groups = 4 if name == "grouped/kernel" else 1
+        expected = torch.cat([fire(part) for part in before[name].permute(axes).chunk(groups)])
+        torch.testing.assert_close(model._torch_params[name].permute(axes), expected)
 
 
 class SparseAutoencoder(Bare):
