@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         RestartSchedulers,
         UseMuon,
         announce_new_data,
+        continue_steps,
         module_curvature,
     )
     from lightning_fire.experiments.decide import decide
@@ -110,6 +111,7 @@ __all__ = [
     "Weights",
     "WhenMetric",
     "announce_new_data",
+    "continue_steps",
     "dash_",
     "decide",
     "fire_",

@@ -4,6 +4,7 @@ Tested with lightning 2.6.6: new releases are checked against this file. It impo
 """
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +58,19 @@ def batches_that_stepped(trainer: "Trainer") -> int:
     `global_step` counts each optimizer of manual optimization on its own.
     """
     return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def first_step_after(checkpoint: Mapping[str, Any]) -> int:
+    """Return the first step at which a training resumed from the content of a checkpoint logs, in batches."""
+    loops = checkpoint["loops"]["fit_loop"]
+    batches = loops["epoch_loop.batch_progress"]["total"]
+    lag: int = batches["processed"] - batches["completed"]  # 1 where it was saved after a batch, or in validation
+    return int(loops["epoch_loop.state_dict"]["_batches_that_stepped"]) + lag
+
+
+def continue_steps_of_logs(trainer: "Trainer", step: int) -> None:
+    """Let the next fit log from this step on."""
+    trainer.fit_loop.epoch_loop._batches_that_stepped = step
 
 
 def batches_with_steps(trainer: "Trainer") -> int:

@@ -11,6 +11,7 @@ import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger
 
+from lightning_fire._lightning import first_step_after
 from lightning_fire.messages import inform
 
 _TENSORBOARD = "TensorBoardLogger"
@@ -21,10 +22,7 @@ def first_new_step(checkpoint: Mapping[str, Any]) -> int:
     for part in checkpoint.values():
         if isinstance(part, dict) and "environment_steps" in part:
             return int(part["environment_steps"]) + 1
-    loops = checkpoint["loops"]["fit_loop"]
-    batches = loops["epoch_loop.batch_progress"]["total"]
-    lag: int = batches["processed"] - batches["completed"]  # 1 where it was saved after a batch, or in validation
-    return int(loops["epoch_loop.state_dict"]["_batches_that_stepped"]) + lag
+    return first_step_after(checkpoint)
 
 
 def continue_logs(config: Namespace, written: str) -> int | None:
