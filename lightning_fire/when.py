@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 
@@ -146,9 +147,9 @@ class AtEpochs(Schedule):
 
     def __init__(self, epochs: Sequence[int]) -> None:
         several = isinstance(epochs, Sequence) and not isinstance(epochs, str) and epochs
-        if not several or not all(isinstance(epoch, int) and epoch >= 0 for epoch in epochs):
+        if not several or not all(isinstance(epoch, Integral) and epoch >= 0 for epoch in epochs):
             raise ValueError(f"`epochs` must be a list of one or more whole numbers from 0, got {epochs!r}")
-        self.epochs = tuple(epochs)
+        self.epochs = tuple(map(int, epochs))
 
     def due(self, clock: Clock) -> bool:
         return clock.epoch_start and clock.epoch in self.epochs
@@ -167,8 +168,7 @@ class EveryNEpochs(Schedule):
     """
 
     def __init__(self, n: int) -> None:
-        _require_positive(n)
-        self.n = n
+        self.n = _positive(n)
 
     def due(self, clock: Clock) -> bool:
         return clock.epoch_start and clock.epoch > 0 and clock.epoch % self.n == 0
@@ -185,8 +185,7 @@ class EveryNSteps(Schedule):
     """
 
     def __init__(self, n: int) -> None:
-        _require_positive(n)
-        self.n = n
+        self.n = _positive(n)
 
     def due(self, clock: Clock) -> bool:
         return clock.step > 0 and clock.step % self.n == 0
@@ -208,9 +207,9 @@ class AtFraction(Schedule):
     """
 
     def __init__(self, fraction: float) -> None:
-        if not isinstance(fraction, int | float) or not 0 < fraction < 1:
+        if not isinstance(fraction, Real) or not 0 < fraction < 1:
             raise ValueError(f"`fraction` must be strictly between 0 and 1, got {fraction!r}")
-        self.fraction = fraction
+        self.fraction = float(fraction)
 
     def due(self, clock: Clock) -> bool:
         before, now = clock.progress_before, clock.progress
@@ -359,6 +358,8 @@ def require_schedule(thing: Any) -> None:
         )
 
 
-def _require_positive(n: int) -> None:
-    if not isinstance(n, int) or n < 1:
+def _positive(n: int) -> int:
+    """Return a whole number as Python's, as it is part of a key in checkpoints; raise a ValueError below 1."""
+    if not isinstance(n, Integral) or n < 1:
         raise ValueError(f"`n` must be a whole number of at least 1, got {n!r}")
+    return int(n)

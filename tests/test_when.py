@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, is_dataclass
 from itertools import permutations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,6 +131,14 @@ def test_a_schedule_that_can_never_be_due_has_a_reason(schedule, horizon, reason
 )
 def test_a_schedule_that_may_be_due_has_problem_none(schedule, horizon):
     assert schedule.problem(horizon) is None
+
+
+def test_numbers_of_numpy_are_those_of_python():
+    """Also in the repr, which is a key in checkpoints."""
+    assert repr(EveryNSteps(np.int64(3))) == repr(EveryNSteps(3))
+    assert repr(EveryNEpochs(np.int32(3))) == repr(EveryNEpochs(3))
+    assert repr(AtEpochs(list(np.arange(1, 3)))) == repr(AtEpochs([1, 2]))
+    assert repr(AtFraction(np.float32(0.5))) == repr(AtFraction(0.5))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
+from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ R = TypeVar("R")
 def at_least(least: float, whole: bool = True, **arguments: Any) -> None:
     """Raise a ValueError unless each argument is a number, by default a whole one, of at least `least`."""
     for name, value in arguments.items():
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
             kind = "whole number" if whole else "number"
             raise ValueError(f"`{name}` must be a {kind} of at least {least}, got {value!r}")
         if not value >= least:

@@ -14,6 +14,7 @@ its range a ValueError.
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Literal, get_args
 
 from torch import Tensor
@@ -165,4 +166,4 @@ def _numbers(coefficients: str) -> tuple[float, ...]:
 
 
 def _is_count(steps: object) -> bool:
-    return isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1
+    return isinstance(steps, Integral) and not isinstance(steps, bool) and steps >= 1

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -59,7 +60,7 @@ class FIRE(EventMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        few = min(self.steps, 1) if isinstance(self.steps, int) else self.steps
+        few = min(self.steps, 1) if isinstance(self.steps, Integral) else self.steps
         fire(
             torch.eye(1, device="cpu"), few, self.coefficients, "paper" if self.scale == "auto" else self.scale
         )  # checks them
