@@ -8,7 +8,7 @@ from test_verify import network
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from lightning_fire import FullReset, Loop, PlasticityInjection, ReDo, fire_, full_reset_
+from lightning_fire import FullReset, Loop, PlasticityInjection, ReDo, ShrinkAndPerturb, fire_, full_reset_
 from lightning_fire.methods import dash_, fresh_values, initial_values
 from tests.support.methods_table import EVENTS
 
@@ -35,6 +35,15 @@ def test_each_model_is_changed_as_alone_and_the_report_is_of_all():
     values = [value for each in reports for value in each.layers["dfi_normalized_after"].values()]
     assert report["dfi_normalized_after"] == pytest.approx(sum(values) / 4)
     assert optimizer.state.keys() == {p for model in both for p in model.parameters() if p.ndim < 2}
+
+
+def test_a_model_that_is_given_twice_is_changed_once():
+    actor, critic = models()
+    alone = copy.deepcopy(actor)
+    once = ShrinkAndPerturb(0.5, fresh_seed=0)(alone)
+    assert ShrinkAndPerturb(0.5, fresh_seed=0)([actor, actor])["sfe"] == once["sfe"]
+    assert torch.equal(actor[0].weight, alone[0].weight)
+    assert initial_values([critic, critic]).keys() == initial_values(critic).keys()
 
 
 def test_a_model_that_fails_leaves_the_others_as_they_were():

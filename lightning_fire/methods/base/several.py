@@ -19,9 +19,11 @@ class Models(nn.ModuleList):
 
 
 def as_one(model: Any) -> Any:
-    """Return a list of models as one module; anything else as it is."""
-    several = isinstance(model, list | tuple) and model and all(isinstance(each, nn.Module) for each in model)
-    return Models(model) if several else model
+    """Return a list of models as one module, each once; anything else as it is."""
+    if not (isinstance(model, list | tuple) and model and all(isinstance(each, nn.Module) for each in model)):
+        return model
+    different = list(dict.fromkeys(model))
+    return Models(different) if len(different) > 1 or len(model) == 1 else different[0]
 
 
 class MemberTraining:
