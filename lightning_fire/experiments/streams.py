@@ -60,6 +60,7 @@ class StreamReport(ComparisonReport):
     def remarks(self) -> list[str]:
         """Return which methods lost online accuracy on a stream, from the first fifth of the tasks to the last.
 
+        And why dormant units are not known, where no run has logged them.
         A method has lost or gained where the 95 % Student-t interval of its change over the seeds does not contain 0.
         More online error is a loss.
         """
@@ -78,7 +79,11 @@ class StreamReport(ComparisonReport):
             elif low <= 0 <= high:  # not of a method whose interval is NaN
                 level.append(method)
         said = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
-        return [f"From the first tasks to the last, {said}."] if said else []
+        unknown = self.numbers["dormant_last"].isna().all()
+        lacking = (
+            "Dormant units are not known: no run has a PlasticityMonitor with data_every_n_steps and hidden units."
+        )
+        return [*([f"From the first tasks to the last, {said}."] if said else []), *([lacking] if unknown else [])]
 
     def panels(self) -> list[Panel]:
         """Return the online metric and dormant units over tasks."""

@@ -124,7 +124,8 @@ def test_less_online_error_is_better(errors):
     assert report.cell(report.columns[2], "", "fire").startswith("-0.680 (")
     assert report.remarks() == [
         "From the first tasks to the last, more online error: vanilla +0.32 (1.52 to 1.84); neither more nor less:"
-        " level; less: fire -0.32 (1.48 to 1.16)."
+        " level; less: fire -0.32 (1.48 to 1.16).",
+        "Dormant units are not known: no run has a PlasticityMonitor with data_every_n_steps and hidden units.",
     ]
     assert "squared error of each batch before the update" in report.note
     assert "less error is better" in report.note
