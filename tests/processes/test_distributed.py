@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader
 
-from lightning_fire.functional import loss_curvature
+from lightning_fire.functional import critical_sharpness, loss_curvature, optimization_readiness
 
 pytestmark = pytest.mark.slow(10)
 
@@ -181,3 +181,40 @@ def test_ranks_that_were_built_differently_are_reset_to_the_same_values(tmp_path
     for name in first[0]:
         assert torch.equal(first[2][name], first[0][name]), name
         assert torch.equal(second[2][name], first[0][name]), name
+
+
+def test_readiness_and_critical_sharpness_are_those_of_the_samples_of_all_ranks(tmp_path):
+    """Readiness of the micro-batches of both ranks together, sharpness of the mean loss; 4 of 6 samples of each."""
+    first, second = states(tmp_path, 2, "PlasticityMonitor(data_every_n_steps=1, num_batches=1)", own_data=True)
+    log = EventAccumulator(str(tmp_path / "log2")).Reload()
+    nets = [PlainModule().net.eval() for _ in range(2)]
+    names, parameters = zip(*nets[0].named_parameters(), strict=True)
+    for epoch in (0, 1):  # of the weights at its end
+        nets[0].load_state_dict({name.removeprefix("net."): value for name, value in first[epoch + 1].items()})
+        nets[1].load_state_dict({name.removeprefix("net."): value for name, value in second[epoch + 1].items()})
+        loaders = [DataLoader(dataset(size=12, seed=rank), batch_size=6) for rank in range(2)]
+        samples = [(x[:4], y[:4]) for _, (x, y) in loaders]
+
+        def loss(rank, x, y, values=parameters):
+            named = dict(zip(names, values, strict=True))
+            return nn.functional.cross_entropy(functional_call(nets[rank], named, x), y)
+
+        def mean_loss(values=parameters, samples=samples):
+            return sum(loss(rank, *of, values) for rank, of in enumerate(samples)) / 2
+
+        each = [loss(rank, x[i : i + 1], y[i : i + 1]) for rank, (x, y) in enumerate(samples) for i in range(4)]
+        gradients = [torch.cat([g.flatten() for g in torch.autograd.grad(one, parameters)]) for one in each]
+        along = torch.autograd.grad(mean_loss(), parameters)
+
+        @torch.no_grad()
+        def after(step, along=along, mean_loss=mean_loss):
+            return float(mean_loss([p - step * d for p, d in zip(parameters, along, strict=True)]))
+
+        sharpness = critical_sharpness(after, -float(sum(part.square().sum() for part in along))).value
+        logged = {key: log.Scalars(f"plasticity/{key}")[epoch].value for key in ("readiness", "critical_sharpness")}
+        assert logged == {
+            "readiness": pytest.approx(float(optimization_readiness(torch.stack(gradients))), rel=1e-3),
+            "critical_sharpness": pytest.approx(sharpness, rel=1e-3),
+        }
+        of_one = float(optimization_readiness(torch.stack(gradients[:4])))
+        assert logged["readiness"] != pytest.approx(of_one, rel=0.02)
