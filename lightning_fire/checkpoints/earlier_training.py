@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_fire._private import is_a
 from lightning_fire.checkpoints.formats import open_checkpoint
 from lightning_fire.where.layers import plain
 from lightning_fire.where.selection import some
@@ -34,7 +35,8 @@ class EarlierTraining:
         """Load the weights into a module.
 
         Names may lack a prefix that all names of the module have, as those of a network inside a LightningModule, or
-        have one more. Of tied weights one is enough.
+        have one more. Of tied weights one is enough. Heads that `PlasticityInjection` has wrapped take weights from
+        before and after injections.
 
         Args:
             module: The module, which stays as it is if an error is raised.
@@ -43,8 +45,15 @@ class EarlierTraining:
         Raises:
             ValueError: If names or shapes differ.
         """
-        own = {plain(name): (name, t) for name, t in module.state_dict().items() if isinstance(t, Tensor)}
-        given = _renamed({plain(name): tensor for name, tensor in self.weights.items()}, list(own))
+        heads = [plain(path) for path, part in module.named_modules() if is_a(part, "InjectedHead")]
+        frozen = tuple(f"{head}.{copies}." for head in heads for copies in ("frozen", "taken_away"))
+        written = {name: tensor for name, tensor in self.weights.items() if not name.startswith(frozen)}
+        own = {
+            _of_head(plain(name), heads): (name, t)
+            for name, t in module.state_dict().items()
+            if isinstance(t, Tensor) and not plain(name).startswith(frozen)
+        }
+        given = _renamed({_of_head(plain(name), heads): tensor for name, tensor in written.items()}, list(own))
         tied = {own[name][1].data_ptr() for name in own.keys() & given.keys()}
         lacking = [
             name for name, (_, t) in own.items() if name not in given and (t.data_ptr() not in tied or not t.numel())
@@ -52,6 +61,8 @@ class EarlierTraining:
         reasons = [f"it lacks {some(lacking)}"] if lacking else []
         if more := [name for name in given if name not in own]:
             reasons.append(f"it also holds {some(more)}")
+            if injected := sorted({name.partition(".taken_away.")[0] for name in more if ".taken_away." in name}):
+                reasons.append(f"it is of a PlasticityInjection: call wrap_heads(model, {injected}) before")
         for name in own.keys() & given.keys():
             if given[name].shape != own[name][1].shape:
                 here, there = tuple(own[name][1].shape), tuple(given[name].shape)
@@ -60,7 +71,8 @@ class EarlierTraining:
         if reasons:
             raise ValueError(f"{self.name} does not fit {type(module).__name__}: {'; '.join(reasons)}")
         if not only_check:
-            module.load_state_dict({own[name][0]: tensor for name, tensor in given.items()}, strict=False)
+            copies = {name: tensor for name, tensor in self.weights.items() if name not in written}
+            module.load_state_dict({own[name][0]: tensor for name, tensor in given.items()} | copies, strict=False)
 
     def load_optimizer_states(self, optimizers: Sequence[Optimizer]) -> str:
         """Load the states of parameters into optimizers, which keep their own learning rates and other settings.
@@ -130,6 +142,12 @@ def digest_of(path: str | Path) -> str:
             while block := content.read(1 << 20):
                 total.update(block)
     return total.hexdigest()
+
+
+def _of_head(name: str, heads: Sequence[str]) -> str:
+    """Return the name of a weight before its head was wrapped."""
+    head = next((head for head in heads if name.startswith(f"{head}.trained.")), None)
+    return name if head is None else head + name.removeprefix(f"{head}.trained")
 
 
 def _renamed(given: Mapping[str, Tensor], own: Sequence[str]) -> dict[str, Tensor]:

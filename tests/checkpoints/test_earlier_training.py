@@ -6,6 +6,7 @@ from small_training import assert_same_weights, state_of
 from torch import nn
 
 from lightning_fire.checkpoints.earlier_training import EarlierTraining, digest_of, read_earlier_training
+from lightning_fire.methods import wrap_heads
 
 
 def network(width=5):
@@ -41,6 +42,24 @@ def test_one_of_tied_weights_is_enough():
     module, given = Tied(), torch.rand(7, 4)
     EarlierTraining("old", {"embedding.weight": given}).load_weights(module)
     assert torch.equal(module.head.weight, given)
+
+
+@pytest.mark.parametrize("injections", [0, 1, 2])
+def test_a_wrapped_head_takes_weights_of_before_and_after_injections(injections):
+    left, inputs = network().eval(), torch.rand(4, 3)
+    if injections:
+        for seed in range(injections):
+            wrap_heads(left, ["2"])[0].inject(seed)
+        left[2].trained.weight.data.add_(1.0)
+    module = network().eval()
+    wrap_heads(module, ["2"])[0].inject(9)
+    EarlierTraining("old", left.state_dict()).load_weights(module)
+    assert len(module[2].frozen) == injections and torch.equal(module(inputs), left(inputs))
+    if injections:
+        with pytest.raises(
+            ValueError, match=r"also holds .*PlasticityInjection: call wrap_heads\(model, \['2'\]\) before"
+        ):
+            EarlierTraining("old", left.state_dict()).load_weights(network())
 
 
 @pytest.mark.parametrize(

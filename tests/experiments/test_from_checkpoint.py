@@ -9,7 +9,7 @@ from small_training import PlainData, PlainModule, assert_same_weights, initial_
 from small_training import fitted as fitted_without
 from tiny_recipe import FIRE, error_of, tiny_recipe
 
-from lightning_fire import EveryNEpochs, FullReset, L2Init, PlasticityCallback
+from lightning_fire import EveryNEpochs, FullReset, L2Init, PlasticityCallback, PlasticityInjection
 from lightning_fire.checkpoints.earlier_training import digest_of
 from lightning_fire.cli import main
 from lightning_fire.experiments import compare as compare_command
@@ -39,6 +39,13 @@ def test_a_method_acts_when_training_begins_on_the_old_weights(old):
     fitted(fire, start(path), data=PlainData(), max_epochs=2)
     ((before, _, _),) = fire.seen
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_a_head_is_injected_into_the_old_weights(old):
+    path, module = old
+    head = fitted(PlasticityCallback(PlasticityInjection("net.5")), start(path), data=PlainData(), max_epochs=1).net[5]
+    (frozen,) = head.frozen
+    assert torch.equal(frozen.weight, module.net[5].weight)
 
 
 def test_initial_values_are_those_of_the_new_module(old):
