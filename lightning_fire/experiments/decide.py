@@ -7,9 +7,10 @@ import hashlib
 import inspect
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +25,7 @@ from lightning_fire.experiments.runs import at_work_in
 from lightning_fire.experiments.tables import aligned, difference_cell, with_spread
 from lightning_fire.methods import FIRE, EventMethod, Loop, initial_values
 from lightning_fire.recipe.recipe import SCRATCH, VANILLA, check_name
+from lightning_fire.where.argument import check_model
 
 Model = TypeVar("Model", bound=nn.Module)
 _RESULTS = "results.csv"
@@ -64,6 +66,7 @@ class Start:
         Raises:
             ValueError: If the checkpoint does not fit, or the method cannot act.
         """
+        check_model(model)
         training = Loop(optimizers, initial=initial_values(model), **loop)
         self._earlier.load_weights(model, only_check=self.scratch)
         self._loaded = True
@@ -71,9 +74,16 @@ class Start:
             if training.optimizers and (reason := self._earlier.load_optimizer_states(training.optimizers)):
                 print(f"{self.name} seed {self.seed}: the optimizers begin anew: {reason}")
             if isinstance(self._method, EventMethod):
-                with torch.random.fork_rng():  # what comes draws the same with every method
-                    self._method(model, training)
+                self._change(model, training)
         return model
+
+    def _change(self, model: nn.Module, training: Loop) -> None:
+        try:
+            with torch.random.fork_rng():  # what comes draws the same with every method
+                self._method(model, training)
+        except ValueError as error:
+            given = ", whose arguments are those of start(model, …)" if "Loop(" in str(error) else ""
+            raise ValueError(f"{self.name} cannot act: {error}{given}") from error
 
     def require_used(self) -> None:
         """Raise a ValueError if the function that trains has not used it, so that all methods would be the same."""
@@ -162,9 +172,9 @@ def decide(
     """
     if mode not in ("max", "min"):
         raise ValueError(f"`mode` must be 'max' or 'min', got {mode!r}")
-    every = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not every:
-        raise ValueError(f"`seeds` must hold at least one seed, got {seeds!r}")
+    every = _seeds(seeds)
+    if worth is not None and not 0 < worth < float("inf"):
+        raise ValueError(f"`worth` must be a positive number, got {worth!r}")
     named, output = _named(methods), Path(output)
     earlier, common = read_earlier_training(checkpoint), f"{digest_of(checkpoint)}\n{_source(train)}"
     settings = {
@@ -197,10 +207,23 @@ def decide(
     return found
 
 
+def _seeds(seeds: Any) -> list[int]:
+    """Return the different seeds that are given by their number or by themselves."""
+    several = range(seeds) if isinstance(seeds, Integral) else seeds
+    if not isinstance(several, Iterable) or not all(isinstance(seed, Integral) and seed >= 0 for seed in several):
+        raise ValueError(f"`seeds` must be a number of seeds, or whole numbers of at least 0, got {seeds!r}")
+    every = list(dict.fromkeys(map(int, several)))
+    if not every:
+        raise ValueError(f"`seeds` must hold at least one seed, got {seeds!r}")
+    return every
+
+
 def _named(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
     """Return the methods by name, `vanilla` and `scratch` first."""
     if isinstance(methods, Mapping):
         pairs = list(methods.items())
+    elif isinstance(methods, str) or not isinstance(methods, Sequence):
+        raise ValueError(f"`methods` must be a list of methods such as [FIRE()], or a dict, got {methods!r}")
     elif wrong := [method for method in methods if not isinstance(method, EventMethod)]:
         raise ValueError(f"`methods` must hold methods such as FIRE(), or be a dict with names, got {wrong[0]!r}")
     else:

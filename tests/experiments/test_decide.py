@@ -12,7 +12,17 @@ import torch
 from small_training import assert_same_weights, state_of
 from torch import nn
 
-from lightning_fire import FIRE, FullReset, L2Init, ShrinkAndPerturb, decide
+from lightning_fire import (
+    DASH,
+    FIRE,
+    FullReset,
+    L2Init,
+    PlasticityInjection,
+    ReDo,
+    ShrinkAndPerturb,
+    decide,
+    wrap_heads,
+)
 from lightning_fire.experiments.decide import Start
 
 
@@ -150,6 +160,13 @@ def test_a_method_that_the_function_applies_is_given_to_it(old):
         ({"methods": [FIRE(), FIRE(steps=3)]}, "two methods are named fire: give a dict"),
         ({"methods": {"vanilla": FIRE()}}, "two methods are named vanilla"),
         ({"methods": ["fire"]}, "must hold methods such as FIRE.*got 'fire'"),
+        ({"methods": FIRE()}, r"`methods` must be a list of methods such as \[FIRE\(\)\], or a dict, got FIRE"),
+        ({"methods": "fire"}, r"`methods` must be a list of methods such as .*, got 'fire'"),
+        ({"seeds": 2.5}, "`seeds` must be a number of seeds, or whole numbers of at least 0, got 2.5"),
+        ({"seeds": ["a"]}, r"`seeds` must be a number of seeds, or whole numbers of at least 0, got \['a'\]"),
+        ({"worth": -1}, "`worth` must be a positive number, got -1"),
+        ({"methods": [ReDo()]}, r"redo cannot act: .*Loop\(forward=.*, whose arguments are those of start\(model, …\)"),
+        ({"methods": [DASH()]}, r"dash cannot act: .*Loop\(losses=.*, whose arguments are those of start\(model, …\)"),
         ({"train": lambda seed, start: 0.0}, r"`train` has not called start\(model\)"),
         ({"train": lambda seed, start: start(network())}, "`train` must return the metric, a number, got Sequential"),
         ({"train": lambda seed, start: start(nn.Linear(2, 2)) and 0.0}, "old.pt does not fit Linear: it lacks weight"),
@@ -158,6 +175,38 @@ def test_a_method_that_the_function_applies_is_given_to_it(old):
 def test_wrong_use_is_one_sentence(old, options, message):
     with pytest.raises(ValueError, match=message):
         decide(**{"train": Trained(), "checkpoint": "old.pt", **options})
+
+
+def test_a_list_of_models_and_losses_that_are_no_tensors_are_type_errors(old):
+    with pytest.raises(TypeError, match=r"`model` must be a torch\.nn\.Module, .*got list"):
+        decide(lambda seed, start: start([network(), network()]), "old.pt")
+    with pytest.raises(
+        TypeError, match="`losses` must be tensors with a graph, one of each batch, got builtin_function"
+    ):
+        decide(lambda seed, start: start(network(), losses=[len]) and 0.0, "old.pt", [DASH()])
+
+
+def test_seeds_may_be_numbers_of_numpy_and_repeat(old):
+    found = decide(Trained(), "old.pt", [FIRE()], seeds=np.array([3, 3, 1]))
+    assert list(found.values["fire"]) == [3, 1]
+    assert list(decide(Trained(), "old.pt", [FIRE()], seeds=np.int64(2)).values["fire"]) == [0, 1]
+
+
+def test_a_head_is_injected_and_an_injected_checkpoint_continues_in_a_wrapped_head(old):
+    trained = Trained()
+    decide(trained, "old.pt", [PlasticityInjection("2")], seeds=1)
+    injected, inputs = trained.models["plasticity_injection", 0], torch.rand(5, 4)
+    assert torch.allclose(injected(inputs), old(inputs)) and len(injected[2].frozen) == 1
+    torch.save(injected.state_dict(), "injected.pt")
+
+    def train(seed, start):
+        model = network()
+        wrap_heads(model, ["2"])
+        return (start(model)(inputs) - old(inputs)).abs().max()
+
+    found = decide(train, "injected.pt", [PlasticityInjection("2")], seeds=1, output="again")
+    assert found.values["vanilla"][0] < 1e-6 and found.values["plasticity_injection"][0] < 1e-6
+    assert found.values["scratch"][0] > 0.01
 
 
 def test_a_missing_checkpoint_and_a_foreign_folder_are_errors(old, tmp_path):

@@ -123,6 +123,8 @@ class Loop:
         if self._losses is None:
             raise ValueError("this method needs Loop(losses=lambda: (loss(x, y) for x, y in loader))")
         for loss in self._losses() if callable(self._losses) else self._losses:
+            if not isinstance(loss, Tensor):
+                raise TypeError(f"`losses` must be tensors with a graph, one of each batch, got {type(loss).__name__}")
             yield gradients_of(loss, of)
 
     def loss_function(self) -> Callable[[], Tensor]:
