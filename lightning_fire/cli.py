@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 # command: module and function, and summary
 COMMANDS = {
-    "init": ("recipe.shipped:init", "write a recipe to begin with, for your own data and network"),
+    "init": ("recipe.init:init", "write files to begin with, for your own images, table or text"),
     "recipes": ("recipe.shipped:recipes", "list the recipes that come with the package"),
     "recipe": ("recipe.shipped:recipe", "print the file of a recipe that comes with the package"),
     "fit": ("recipe.cli:run", "train a recipe with one of its methods"),

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from PIL import Image
 from recipe_files import acting
 from tiny_recipe import BASE, FIRE, error_of, write_recipe
 from torch import nn
@@ -372,34 +371,6 @@ def test_help_and_version_do_not_import_torch(word):
     assert result.returncode == 0, result.stderr
     version = importlib.metadata.version("lightning-fire")
     assert result.stdout.strip() == version if word == "--version" else "fit quick_start --method fire" in result.stdout
-
-
-@pytest.mark.filterwarnings("ignore:An event of fire has reduced val/accuracy")  # of two images
-def test_a_template_with_ones_own_images_is_compared(tmp_path, monkeypatch, capsys):
-    """Run the template of `init` on six images: FIRE acts once."""
-    monkeypatch.chdir(tmp_path)
-    main(["init", "."])
-    with pytest.raises(SystemExit) as error:
-        main(["init", "."])
-    assert error.value.code == 2 and "mine.py, recipe.yaml: exists already" in capsys.readouterr().err
-    for place in ("mine.py", "mine.py/below"):
-        with pytest.raises(SystemExit) as error:
-            main(["init", place])
-        assert error.value.code == 2 and f"{place} cannot be written: " in capsys.readouterr().err.splitlines()[-1]
-    for number in range(6):
-        for part in ("train", "test"):
-            place = tmp_path / "images" / part / f"class{number % 2}"
-            place.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (8, 8), (40 * number, 9, 9)).save(place / f"{number}.png")
-    monkeypatch.syspath_prepend(tmp_path)
-    words = "--data.protocol.fraction 0.5 --data.protocol.epochs [1,1] --trainer.accelerator cpu --data.batch_size 2"
-    words += " --trainer.enable_progress_bar false --trainer.logger false"
-    trained = main(["fit", "recipe.yaml", "--method", "fire", *words.split()])
-    assert callback_of(trained).num_events == 1 and trained.trainer.current_epoch == 2
-    assert {"vanilla", "full_reset", "shrink_and_perturb"} <= {"vanilla", *find_recipe("recipe.yaml").methods}
-    for name in find_recipe("recipe.yaml").methods:
-        main(["fit", "recipe.yaml", "--method", name, *words.split(), "--trainer.fast_dev_run", "1"])
-    sys.modules.pop("mine")
 
 
 def test_select_prints_its_usage(capsys):

@@ -1,42 +1,11 @@
-"""`lightning-fire init`, `recipes`, `recipe NAME`: write a recipe to start from, list the shipped ones, print one."""
+"""`lightning-fire recipes`, `recipe NAME`: list the recipes that come with the package, print one."""
 
 import argparse
 import re
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 from lightning_fire.cli import run
 from lightning_fire.recipe.recipe import SHIPPED, find_recipe, shipped_recipes
-
-_TEMPLATE = Path(__file__).parent / "template"
-
-
-def init(args: Sequence[str] | None = None) -> Path:
-    """Write `recipe.yaml` and `mine.py` into a folder; return the recipe."""
-    parser = argparse.ArgumentParser(
-        prog="lightning-fire init",
-        allow_abbrev=False,
-        description="Write a recipe to start from, for your own images and network: recipe.yaml and mine.py, with"
-        " comments on what to change.",
-    )
-    parser.add_argument("folder", type=Path, help="output folder; made if it does not exist")
-    folder: Path = parser.parse_args(args).folder
-    files = {path: folder / path.name for path in sorted(_TEMPLATE.glob("*.*"))}
-    if there := [str(new) for new in files.values() if new.exists()]:
-        parser.error(f"{', '.join(there)}: exists already, and was not changed")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for template, new in files.items():
-            shutil.copyfile(template, new)
-    except OSError as error:
-        parser.error(f"{error.filename or folder} cannot be written: {error.strerror or error}")
-    print(f"wrote {', '.join(map(str, files.values()))}")
-    print(
-        f"next: cd {folder}, put images into images/train/<class> and images/test/<class>, change what is yours, then"
-    )
-    print("  lightning-fire compare recipe.yaml --methods vanilla full_reset fire --seeds 3")
-    return folder / "recipe.yaml"
 
 
 def recipes(args: Sequence[str] | None = None) -> dict[str, str]:

@@ -21,9 +21,9 @@ from lightning_fire.experiments import compare, sweep
 from lightning_fire.experiments.branching import with_first_phases
 from lightning_fire.experiments.runs import plan, reference_of
 from lightning_fire.experiments.sweep import as_config, read_space
-from lightning_fire.recipe import shipped
 from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.cli import RecipeCLI, _without_recipe
+from lightning_fire.recipe.init import init
 from lightning_fire.recipe.parser import RecipeParser
 from lightning_fire.recipe.recipe import SHIPPED, VANILLA, as_yaml, find_recipe
 
@@ -189,7 +189,7 @@ def _check_comparison(parser: argparse.ArgumentParser, words: Sequence[str]) -> 
 
 
 _CHECKS: dict[str, Callable[[list[str]], Any]] = {
-    "init": shipped.init,
+    "init": init,
     **dict.fromkeys(("fit", "validate", "test", "select"), _check_recipe),
     **{
         name: partial(_check_comparison, command.parser())
