@@ -30,7 +30,7 @@ FILES = {
     "FashionMNISTDataModule": write_fashion_mnist,
     "TinyImageNetDataModule": write_tiny_imagenet,
 }
-STREAMS = {"quick_start", "permuted_inputs", "permuted_labels"}
+STREAMS = {"quick_start", "permuted_inputs", "permuted_labels", "slow_drift"}
 pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
 
 
