@@ -150,34 +150,23 @@ def events_of(folder: Path) -> pd.DataFrame:
 
 
 def by_decision(months: Sequence[Values]) -> str:
-    """Return the choice of `decide`."""
+    """Return the choice of `decide`, of the last of some months."""
     return decision_of(months[-1], "accuracy").choice or VANILLA
 
 
 def by_mean(months: Sequence[Values]) -> str:
-    """Return the choice with the best mean, without a test."""
+    """Return the choice with the best mean, without a test; the first in `CHOICES` of equal ones."""
     means = {choice: mean(of.values()) for choice, of in months[-1].items()}
-    return max(means, key=means.__getitem__)
+    return max(means, key=lambda choice: (means[choice], -CHOICES.index(choice)))
 
 
-def by_mean_so_far(months: Sequence[Values]) -> str:
-    """Return the choice with the best mean over all months so far."""
-    return by_mean([{c: {i: mean(m[c].values()) for i, m in enumerate(months)} for c in months[-1]}])
+def so_far(rule: Rule) -> Rule:
+    """Return a rule that gets the means of all months together, with a month as a seed."""
 
+    def rule_so_far(months: Sequence[Values]) -> str:
+        return rule([{c: {i: mean(each[c].values()) for i, each in enumerate(months)} for c in months[-1]}])
 
-def by_decision_so_far(months: Sequence[Values]) -> str:
-    """Return the choice of `decide` with a month as a seed: means over its runs."""
-    return by_decision([{c: {i: mean(m[c].values()) for i, m in enumerate(months)} for c in months[-1]}])
-
-
-def worth(points: float) -> Rule:
-    """Return a rule: the choice with the best mean, if it is better than going on by so many points."""
-
-    def by_worth(months: Sequence[Values]) -> str:
-        best, now = by_mean(months), months[-1]
-        return best if 100 * (mean(now[best].values()) - mean(now[VANILLA].values())) >= points else VANILLA
-
-    return by_worth
+    return rule_so_far
 
 
 def always(choice: str) -> Rule:
@@ -185,22 +174,18 @@ def always(choice: str) -> Rule:
     return lambda months: choice
 
 
-RULES: dict[str, Rule] = {
-    "the advice": by_decision,
-    "best mean": by_mean,
-    "best mean, if 1 point above vanilla": worth(1.0),
-    "the advice, of all months so far": by_decision_so_far,
-    "best mean of all months so far": by_mean_so_far,
-    **{f"always {choice}": always(choice) for choice in CHOICES},
-}
+ASKED = {"the advice": by_decision, "best mean": by_mean}
+ASKED |= {f"{name} of all months so far": so_far(rule) for name, rule in ASKED.items()}
 
 
-def judged(runs: pd.DataFrame, rule: Rule, count: int | None = None) -> pd.DataFrame:
+def judged(runs: pd.DataFrame, rule: Rule, by: str = "held_out", count: int | None = None) -> pd.DataFrame:
     """Return what a rule chooses in each month, and what it is worth in the next.
 
     Args:
         runs: As `runs_of`.
-        rule: From the held-out accuracies of the months so far to a choice.
+        rule: From the accuracies of each choice, of the months so far, to a choice.
+        by: Accuracies that the rule gets: `held_out`, of the month in hand; `next_month`, of the month before, as its
+            next month has come by now. Without any, as in month 1, the choice is vanilla.
         count: Decide with so many of the runs of a choice, once with each subset of them. Default: all.
 
     Returns:
@@ -211,13 +196,13 @@ def judged(runs: pd.DataFrame, rule: Rule, count: int | None = None) -> pd.DataF
     for seed, year in runs.assign(run=runs.run % 100).groupby("seed"):
         months, numbers = [own for _, own in year.groupby("month")], sorted(set(year.run))
         for subset in combinations(numbers, count or len(numbers)):
-            past: list[Values] = []
-            for own in months:
-                part = own[own.run.isin(subset)]
-                past.append(
-                    {choice: dict(zip(of.run, of.held_out, strict=True)) for choice, of in part.groupby("method")}
-                )
-                choice, next_month = rule(past), 100 * own.groupby("method").next_month.mean()
+            asked = [
+                {choice: dict(zip(of.run, of[by], strict=True)) for choice, of in own.groupby("method")}
+                for own in (own[own.run.isin(subset)] for own in months)
+            ]
+            for index, own in enumerate(months):
+                known, next_month = index + (by == "held_out"), 100 * own.groupby("method").next_month.mean()
+                choice = rule(asked[:known]) if known else VANILLA
                 regret, gain = next_month.max() - next_month[choice], next_month[choice] - next_month[VANILLA]
                 rows.append(
                     {"seed": seed, "month": own.month.iloc[0], "choice": choice, "regret": regret, "gain": gain}
@@ -225,26 +210,30 @@ def judged(runs: pd.DataFrame, rule: Rule, count: int | None = None) -> pd.DataF
     return pd.DataFrame(rows)
 
 
-def table(runs: pd.DataFrame, rules: Mapping[str, Rule], counts: Sequence[int | None]) -> str:
-    """Return the hits and regrets of rules, with the interval over years of what they gain above always vanilla."""
-    decisions, rows = runs.groupby(["seed", "month"]).ngroups, []
-    for name, rule in rules.items():
-        for count in counts:
-            found = judged(runs, rule, count)
-            of_years = found.groupby("seed").gain.mean().to_dict()
-            chosen = found.choice.value_counts(normalize=True) * decisions
-            rows.append(
-                [
-                    name,
-                    str(count or runs.groupby(["seed", "month", "method"]).size().max()),
-                    f"{(found.regret <= HIT).mean() * decisions:.0f}",
-                    f"{found.regret.mean():.1f}",
-                    difference_cell(of_years, dict.fromkeys(of_years, 0.0), digits=1),
-                    *(f"{chosen.get(choice, 0):.0f}" for choice in CHOICES),
-                ]
-            )
-    head = ["choose", "runs", f"hits of {decisions}", "regret, points", "above always vanilla (95 %)", *CHOICES]
-    return markdown(head, rows)
+def line(name: str, runs: int, found: pd.DataFrame) -> list[str]:
+    """Return a line of the table: hits, regret, the gain with its interval over the years, how often each choice."""
+    decisions, of_years = found.groupby(["seed", "month"]).ngroups, found.groupby("seed").gain.mean().to_dict()
+    chosen = found.choice.value_counts(normalize=True) * decisions
+    return [
+        name,
+        str(runs),
+        f"{(found.regret.round(6) <= HIT).mean() * decisions:.3g} of {decisions}",
+        f"{found.regret.mean():.1f}",
+        difference_cell(of_years, dict.fromkeys(of_years, 0.0), digits=1),
+        *(f"{chosen.get(choice, 0):.0f}" for choice in CHOICES),
+    ]
+
+
+def table(runs: pd.DataFrame, counts: Sequence[int]) -> str:
+    """Return the hits and regrets of all rules, of those that ask with so many runs of each choice."""
+    lines = [
+        line(f"{name}, {by.replace('_', ' ')}", count, judged(runs, rule, by, count))
+        for by in ("held_out", "next_month")
+        for name, rule in ASKED.items()
+        for count in counts
+    ]
+    lines += [line(f"always {choice}", 0, judged(runs, always(choice))) for choice in CHOICES]
+    return markdown(["choose", "runs", "hits", "regret, points", "above vanilla (95 %)", *CHOICES], lines)
 
 
 def more(parser: argparse.ArgumentParser) -> None:
@@ -259,7 +248,7 @@ def main() -> None:
     ask_each_month(options.seed_range, options.months, options.runs, options.folder, options.jobs)
     runs = runs_of(options.folder)
     runs.to_csv(options.folder / "runs.csv", index=False)
-    print(f"{table(runs, RULES, [None])}\n\n{table(runs, dict(list(RULES.items())[:5]), range(2, options.runs + 1))}")
+    print(table(runs, range(2, options.runs + 1)))
     print(f"\nthis command took {(time.perf_counter() - start) / 60:.1f} minutes")
 
 

@@ -38,18 +38,19 @@ NEXT_MONTH = {"vanilla": [60, 60], "scratch": [63, 60], "fire": [62, 65]}
 
 
 @pytest.mark.parametrize(
-    ("rule", "choices", "regrets", "gains"),
+    ("rule", "by", "choices", "regrets", "gains"),
     [
-        (months.by_decision, ["vanilla", "fire"], [3, 0], [0, 5]),
-        (months.by_mean, ["scratch", "fire"], [0, 0], [3, 5]),
-        (months.worth(2.5), ["vanilla", "fire"], [3, 0], [0, 5]),
-        (months.by_mean_so_far, ["scratch", "fire"], [0, 0], [3, 5]),
-        (months.by_decision_so_far, ["vanilla", "vanilla"], [3, 5], [0, 0]),  # months differ more than runs
-        (months.always("scratch"), ["scratch", "scratch"], [0, 5], [3, 0]),
+        (months.by_decision, "held_out", ["vanilla", "fire"], [3, 0], [0, 5]),
+        (months.by_mean, "held_out", ["scratch", "fire"], [0, 0], [3, 5]),
+        (months.by_mean, "next_month", ["vanilla", "scratch"], [3, 5], [0, 0]),  # in month 2 of month 1
+        (months.by_decision, "next_month", ["vanilla", "vanilla"], [3, 5], [0, 0]),  # 3 equal differences
+        (months.so_far(months.by_mean), "held_out", ["scratch", "fire"], [0, 0], [3, 5]),
+        (months.so_far(months.by_decision), "held_out", ["vanilla", "vanilla"], [3, 5], [0, 0]),
+        (months.always("scratch"), "held_out", ["scratch", "scratch"], [0, 5], [3, 0]),
     ],
 )
-def test_rules_are_judged_by_the_next_month(rule, choices, regrets, gains):
-    found = months.judged(made_up(HELD_OUT, NEXT_MONTH), rule)
+def test_rules_are_judged_by_the_next_month(rule, by, choices, regrets, gains):
+    found = months.judged(made_up(HELD_OUT, NEXT_MONTH), rule, by)
     assert list(found.choice) == choices
     assert list(found.regret) == pytest.approx(regrets)
     assert list(found.gain) == pytest.approx(gains)
@@ -61,10 +62,15 @@ def test_each_subset_of_the_runs_is_asked():
     assert set(found[found.month == 2].choice) == {"fire"}
 
 
+def test_of_equal_means_going_on_is_first():
+    assert months.by_mean([{"fire": {0: 0.5, 1: 0.7}, "scratch": {0: 0.6}, "vanilla": {0: 0.6}}]) == "vanilla"
+
+
 def test_a_hit_is_within_one_point():
-    line = months.table(made_up(HELD_OUT, NEXT_MONTH), {"the best": months.by_mean}, [None, 1]).splitlines()
-    assert [cell.strip() for cell in line[2].split("|")[2:5]] == ["3", "2", "0.0"]
-    assert [cell.strip() for cell in line[3].split("|")[2:5]] == ["1", "2", "0.2"]  # fire: 1 point, a third of the time
+    found = months.judged(made_up(HELD_OUT, NEXT_MONTH), months.by_mean, count=1)
+    assert months.line("best mean", 1, found) == ["best mean", "1", "2 of 2", "0.2", "–", "0", "1", "1", "0"]
+    found = months.judged(made_up(HELD_OUT, {**NEXT_MONTH, "fire": [61.9, 65]}), months.by_mean, count=1)
+    assert months.line("best mean", 1, found)[2] == "1.7 of 2"
 
 
 @pytest.mark.slow(10)
@@ -83,4 +89,4 @@ def test_two_months_of_one_year(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["months", str(tmp_path), "--seeds", "1", "--months", "2", "--runs", "2"])
     months.main()  # nothing is run again
     printed = capsys.readouterr().out
-    assert "| the advice | 2 |" in printed and "year 0" not in printed
+    assert "| the advice, held out | 2 | " in printed and "year 0" not in printed
