@@ -207,9 +207,9 @@ class AtFraction(Schedule):
     """
 
     def __init__(self, fraction: float) -> None:
-        if not isinstance(fraction, Real) or not 0 < fraction < 1:
+        if not isinstance(fraction, Real) or not 0 < float(fraction) < 1:
             raise ValueError(f"`fraction` must be strictly between 0 and 1, got {fraction!r}")
-        self.fraction = float(fraction)
+        self.fraction: float = float(fraction)
 
     def due(self, clock: Clock) -> bool:
         before, now = clock.progress_before, clock.progress

@@ -96,7 +96,7 @@ class PlasticityMonitor(MethodCallback):
         self._layers: Sequence[UnitLayer] = ()
         self._looks = False
         self._last_look = 0  # steps done then
-        self._last_batches: deque[BatchInHand] = deque(maxlen=num_batches)  # of this epoch
+        self._last_batches: deque[BatchInHand] = deque(maxlen=int(num_batches))  # of this epoch
         self._seen: dict[str, float] = {}  # what these show, until it is logged
         self._gradients: dict[Optimizer, float] = {}  # norms, by optimizer
         self._began = self._seconds = self._seconds_of_look = 0.0
@@ -232,7 +232,11 @@ class PlasticityMonitor(MethodCallback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude layers of the module and batches from copies and pickles."""
-        nothing: dict[str, Any] = {"_layers": (), "_gradients": {}, "_last_batches": deque(maxlen=self.num_batches)}
+        nothing: dict[str, Any] = {
+            "_layers": (),
+            "_gradients": {},
+            "_last_batches": deque(maxlen=int(self.num_batches)),
+        }
         return {**super().__getstate__(), **nothing}
 
     def state_dict(self) -> dict[str, Any]:

@@ -197,7 +197,7 @@ class ClassIncremental(Protocol):
 
 
 def _permutation(n: int, seed: int) -> Tensor:
-    return torch.randperm(n, device="cpu", generator=torch.Generator().manual_seed(seed))
+    return torch.randperm(n, device="cpu", generator=torch.Generator().manual_seed(int(seed)))
 
 
 warm_start = WarmStart()  # the paper's settings

@@ -39,7 +39,7 @@ class EpochSampler(DistributedSampler[Any]):
         size = len(self.dataset)
         numbers = torch.arange(size, device="cpu")
         if self.shuffle:
-            seeded = torch.Generator("cpu").manual_seed(self.seed + self.epoch)
+            seeded = torch.Generator("cpu").manual_seed(int(self.seed) + self.epoch)
             numbers = torch.randperm(size, device="cpu", generator=seeded)
         places = self.rank + self.num_replicas * torch.arange(self.num_samples, device="cpu")
         own = places % size  # the end repeats the first ones

@@ -139,7 +139,7 @@ class Evaluation:
         return FrameStackObservation(env, data.stack, padding_type="zero") if data.stack > 1 else env
 
     def _play(self, env: gymnasium.Env, seed: int) -> Episode:
-        generator, dtype = torch.Generator().manual_seed(seed), stored_dtype(undeclared(env.observation_space))
+        generator, dtype = torch.Generator().manual_seed(int(seed)), stored_dtype(undeclared(env.observation_space))
         observation, _ = env.reset(seed=seed)
         total, length, over = 0.0, 0, False
         with playing(self._data.trained_by) as module:

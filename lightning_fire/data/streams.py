@@ -329,7 +329,7 @@ class SlowlyChangingRegression(Stream):
 
 
 def _generator(seed: int, task: int, purpose: int) -> torch.Generator:
-    return torch.Generator().manual_seed(_SEED_STRIDE * (seed + 1) + 2 * task + purpose)
+    return torch.Generator().manual_seed(_SEED_STRIDE * (int(seed) + 1) + 2 * task + purpose)
 
 
 def _known(num_classes: int | None, stream: Stream) -> int:

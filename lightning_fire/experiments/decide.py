@@ -210,7 +210,7 @@ def decide(
 def _seeds(seeds: Any) -> list[int]:
     """Return the different seeds that are given by their number or by themselves."""
     several = range(seeds) if isinstance(seeds, Integral) else seeds
-    if not isinstance(several, Iterable) or not all(isinstance(seed, Integral) and seed >= 0 for seed in several):
+    if not isinstance(several, Iterable) or not all(isinstance(seed, Integral) and int(seed) >= 0 for seed in several):
         raise ValueError(f"`seeds` must be a number of seeds, or whole numbers of at least 0, got {seeds!r}")
     every = list(dict.fromkeys(map(int, several)))
     if not every:

@@ -20,7 +20,7 @@ def at_least(least: float, whole: bool = True, **arguments: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
             kind = "whole number" if whole else "number"
             raise ValueError(f"`{name}` must be a {kind} of at least {least}, got {value!r}")
-        if not value >= least:
+        if not float(value) >= least:
             raise ValueError(f"`{name}` must be at least {least}, got {value}")
 
 

@@ -145,7 +145,7 @@ def random_start(parameters: Sequence[Tensor], seed: int = 0) -> Tensor:
     It is the same on every device, and leaves the global random state alone.
     """
     size = sum(parameter.numel() for parameter in parameters)
-    vector = torch.randn(size, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    vector = torch.randn(size, generator=torch.Generator("cpu").manual_seed(int(seed)), device="cpu")
     return vector.to(parameters[0].device, _dtype(parameters))
 
 

@@ -166,4 +166,4 @@ def _numbers(coefficients: str) -> tuple[float, ...]:
 
 
 def _is_count(steps: object) -> bool:
-    return isinstance(steps, Integral) and not isinstance(steps, bool) and steps >= 1
+    return isinstance(steps, Integral) and not isinstance(steps, bool) and int(steps) >= 1

@@ -68,7 +68,7 @@ class UPGD(Optimizer):
         largest = torch.stack(maxima).max() if maxima else torch.zeros(())  # not read, which would wait for a GPU
         first = self.param_groups[0]
         seed = first["seed"] + 1_000_003 * (first["num_steps"] + 1)  # far from that of another run
-        generators = {d: Generator(d).manual_seed(seed) for d in {parameter.device for _, parameter in stepped}}
+        generators = {d: Generator(d).manual_seed(int(seed)) for d in {parameter.device for _, parameter in stepped}}
         for group, parameter in stepped:
             self._step_one(group, parameter, largest, generators[parameter.device])
         for group in self.param_groups:

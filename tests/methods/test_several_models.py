@@ -1,7 +1,10 @@
 """Several models, such as an actor and a critic, change together at one event."""
 
 import copy
+from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from test_verify import network
@@ -17,6 +20,10 @@ X = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
 
 def models():
     return [network(), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))]
+
+
+def losses_of(model):
+    return [model(X).square().mean() for _ in range(2)]
 
 
 def test_each_model_is_changed_as_alone_and_the_report_is_of_all():
@@ -112,6 +119,23 @@ def test_every_method_takes_a_list(method):
         changed = not all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
         assert changed == method.changes_weights or len(one.state_dict()) > len(other.state_dict())
     assert loop.event == 2
+
+
+@pytest.mark.parametrize("method", EVENTS.values(), ids=EVENTS)
+def test_numbers_of_numpy_are_those_of_python(method):
+    kinds = {int: np.int64, float: np.float32}
+    numbers = {name: value for name, value in vars(method).items() if type(value) in kinds}
+    if "head" in vars(method):
+        method = replace(method, head="0", target=None)
+    results = []
+    for each in (method, replace(method, **{name: kinds[type(value)](value) for name, value in numbers.items()})):
+        torch.manual_seed(0)
+        (model,) = models()[1:]
+        forward, losses = partial(model, X), partial(losses_of, model)
+        each(model, Loop(forward=forward, losses=losses, initial=initial_values(model)))
+        results.append(list(model.state_dict().values()))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("outputs", [3, 4], ids=["of different shapes", "alike"])

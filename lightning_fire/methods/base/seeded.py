@@ -16,7 +16,7 @@ def seeded(seed: int, devices: Collection[torch.device]) -> Iterator[None]:
     with ExitStack() as others:
         for device in {device for device in devices if device.type not in ("cpu", "meta")}:
             others.enter_context(_seeded_device(seed, device))
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(int(seed))
         try:
             yield
         finally:
@@ -30,7 +30,7 @@ def _seeded_device(seed: int, device: torch.device) -> Iterator[None]:
     index = () if device.index is None or device.type == "mps" else (device.index,)  # MPS has one device
     state = kind.get_rng_state(*index)
     with kind.device(*index) if index else nullcontext():
-        kind.manual_seed(seed)  # of the current device
+        kind.manual_seed(int(seed))  # of the current device
     try:
         yield
     finally:
