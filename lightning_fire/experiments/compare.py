@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
     parser = argparse.ArgumentParser(
         prog="lightning-fire compare",
+        usage="lightning-fire compare RECIPE [--methods NAME ...] [--seeds N] [--metric KEY] [--mode max|min] [...]",
         allow_abbrev=False,
         description="Run a recipe with several methods and seeds side by side, then print a table (mean ± standard"
         " deviation over the seeds, difference to a reference), and write it as CSV and figure."
@@ -329,6 +330,8 @@ def declared_report(run: Run) -> str:
     try:
         ours = importlib.import_module("lightning_fire.data")
         kind = pkgutil.resolve_name(path) if "." in path else getattr(ours, path, None)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"data: there is no module {error.name}, installed or in the present folder") from None
     except Exception as error:  # the module is the user's, and may raise anything
         raise ValueError(f"data: {path} cannot be imported: {type(error).__name__}: {error}") from None
     finally:

@@ -33,7 +33,7 @@ def hint(message: str) -> str | None:
     place = f"{key[1]}: " if key else ""
     if (found := re.search(r"No module named '([\w.]+)'", message)) and "pip install" not in message:
         known = [*(path.stem for path in Path().glob("*.py")), "lightning_fire"]
-        return f"{place}there is no module {found[1]}" + _nearest(found[1], known)
+        return f"{place}there is no module {found[1]}, installed or in the present folder" + _nearest(found[1], known)
     if found := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
         known = [name for name, kind in vars(sys.modules.get(found[1], re)).items() if inspect.isclass(kind)]
         return f"{place}{found[1]} has no class {found[2]}" + _nearest(found[2], known)

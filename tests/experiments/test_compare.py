@@ -602,6 +602,7 @@ class Own(SmallFashionMNISTDataModule):
             "own_data.Own.report must be one of accuracy, loss, return, as an attribute of the class",
         ),
         ("report = property(lambda self: 'loss')", "as an attribute of the class, got <property"),
+        ("import own_dtaa", "data: there is no module own_dtaa, installed or in the present folder"),
         ("repot = undefined", "own_data.Own cannot be imported: NameError: name 'undefined' is not defined"),
     ],
 )

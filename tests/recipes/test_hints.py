@@ -61,7 +61,10 @@ class Data(SmallFashionMNISTDataModule):
             "method: Own has no argument strenght; did",
         ),
         (["--method.class_path", "own_hints.Owm"], "own_hints has no class Owm; did you mean Own?"),
-        (["--method.class_path", "own_hnits.Own"], "there is no module own_hnits; did you mean own_hints?"),
+        (
+            ["--method.class_path", "own_hnits.Own"],
+            "there is no module own_hnits, installed or in the present folder; did you mean",
+        ),
         # of a base class
         (
             ["--data.class_path", "own_hints.Data", "--data.batch_sise", "3"],
