@@ -1,6 +1,7 @@
 """Each study from its command to its tables and its figure, on tiny streams."""
 
 import importlib
+import json
 import sys
 
 import pandas as pd
@@ -8,7 +9,8 @@ import pytest
 
 from lightning_fire.data import PermutedInputs, PermutedLabels, RandomLabels, WarmStart
 from lightning_fire.experiments import compare, sweep
-from studies import runs, streams, units
+from lightning_fire.when import Clock
+from studies import drift, runs, streams, units
 
 TINY = {
     "random_labels": streams.Stream("random labels", RandomLabels(3, 60, 2), 30, 3e-3),
@@ -32,7 +34,7 @@ def tiny(monkeypatch):
         ("layers", "minus `reset_all` (95 %)", {}),
         ("ablations", "kept right after the event", {"STEPS": (1, 10)}),
         ("timing", "events in a run", {}),
-        ("drift", "vanilla minus young (95 %)", {"DRIFTS": (0.0, 0.5)}),
+        ("drift", "vanilla minus young (95 %)", {"DRIFTS": (0.5,), "ACTING": ("full_reset",)}),
         ("signs", "metric before the event", {"CHUNKS": {"random_labels": (1, 2)}, "RATES": (1e-3,)}),
         ("map", "| epochs a task | new labels | vanilla |", {"EPOCHS": (1, 2), "RATES": (1e-3,), "WIDTHS": (30,)}),
         ("scale", "### Normalization: batch", {"NORMALIZATIONS": ("none", "batch")}),
@@ -51,6 +53,25 @@ def test_a_study_ends_with_its_tables_and_its_figure(study, shows, only, tiny, t
     module.main()  # nothing is run again
     again = capsys.readouterr().out
     assert "batches" not in again and shows in again
+
+
+def test_events_at_other_times_of_a_drift():
+    """In tasks of 10 steps, of which half drift: after 2 (2.5, rounded to even) and 5 steps, not in the first task."""
+    every = drift.times(0.5, 10)
+    due = {
+        name: [step for step in range(40) if every[name].due(Clock(step // 5, step, chunk=step // 10))]
+        for name in ("middle", "end", "every_1.3_tasks")
+    }
+    assert due == {"middle": [12, 22, 32], "end": [15, 25, 35], "every_1.3_tasks": [13, 26, 39]}
+    assert "end" not in drift.times(1.0, 10) and "middle" not in drift.times(0.0, 10)
+    names = [each.method for each in drift.settings(["random_labels"], range(2), other_times=True)]
+    assert len(names) == 2 * (4 * 7 + 3 * (2 + 4 + 4 + 3)) and names.count("fire_procrustes middle") == 2 * 3
+    assert drift.steps_of(drift.tasks_of("permuted_inputs", 0.5)) == 300
+
+
+def test_tasks_that_count_are_every_second_of_the_last_third():
+    values = [0.0] * 10 + [0.5, 9.0, 0.6, 9.0, 0.7]
+    assert drift.counted(json.dumps({"online": values}), "online") == pytest.approx(0.6)
 
 
 def test_what_was_tuned_is_compared(tmp_path, monkeypatch):
