@@ -24,14 +24,15 @@ TABLE = HERE.parent.parent / "docs" / "neighbours.csv"
 def own_lines(text: str) -> int:
     """Return the lines of code without imports, docstring, comments, and what stands in for the user's own.
 
-    A stand-in begins with a comment `# stand-in for …` and ends at the next blank line.
+    A stand-in begins with a comment `# stand-in for …`, and ends at a blank line with no indented line behind it.
     """
     body = ast.parse(text).body
     left_out = [body[0], *(node for node in body if isinstance(node, ast.Import | ast.ImportFrom))]
     skip = {line for node in left_out for line in range(node.lineno, node.end_lineno + 1)}
-    stand_in, count = False, 0
+    stand_in, after_blank, count = False, False, 0
     for number, line in enumerate(text.splitlines(), 1):
-        stand_in = line.startswith("# stand-in for ") or (stand_in and bool(line.strip()))
+        ended = after_blank and line == line.lstrip() and line != ""
+        stand_in, after_blank = line.startswith("# stand-in for ") or (stand_in and not ended), line == ""
         count += bool(line.strip()) and not (stand_in or number in skip or line.lstrip().startswith("#"))
     return count
 
@@ -44,7 +45,7 @@ class Watch:
 
         self.events = 0
         self.written = {}  # name, old and new value, by parameter
-        self.matrices = set()  # parameter and name of each
+        self.matrices = set()  # parameter of each, and its rows there: names change in Keras
         make = Change.make
 
         def watched(change) -> None:
@@ -52,7 +53,7 @@ class Watch:
             old = {tensor: tensor.detach().clone() for tensor in names}
             make(change)
             self.events += 1
-            self.matrices |= {(view.parameter, view.name) for view in change.weights}
+            self.matrices |= {(view.parameter, view.rows) for view in change.weights}
             self.written |= {t: (name, old[t], t.detach().clone()) for t, name in names.items()}
 
         Change.make = watched

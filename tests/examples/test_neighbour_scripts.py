@@ -69,7 +69,7 @@ def test_a_change_that_is_loaded_over_is_a_fault(run):
 
 
 def test_own_lines_leave_out_imports_and_stand_ins(run):
-    text = '"""x: y."""\n\nimport a\n\n# stand-in for your data\ndef b():\n    return 1\n\n# said\nfire_(\n    a\n)\n'
+    text = '"""x: y."""\n\nimport a\n\n# stand-in for b\nclass B:\n    b = 1\n\n    c = 2\n\n# said\nfire_(\n    a\n)\n'
     assert run.own_lines(text) == 3
 
 
