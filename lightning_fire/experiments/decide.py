@@ -25,7 +25,6 @@ from lightning_fire.experiments.runs import at_work_in
 from lightning_fire.experiments.tables import aligned, difference_cell, with_spread
 from lightning_fire.methods import FIRE, EventMethod, Loop, initial_values
 from lightning_fire.recipe.recipe import SCRATCH, VANILLA, check_name
-from lightning_fire.where.argument import check_model
 
 Model = TypeVar("Model", bound=nn.Module)
 _RESULTS = "results.csv"
@@ -66,7 +65,10 @@ class Start:
         Raises:
             ValueError: If the checkpoint does not fit, or the method cannot act.
         """
-        check_model(model)
+        if not isinstance(model, nn.Module):
+            raise TypeError(
+                f"`model` must be one torch.nn.Module, got {type(model).__name__}: several fit a ModuleList"
+            )
         training = Loop(optimizers, initial=initial_values(model), **loop)
         self._earlier.load_weights(model, only_check=self.scratch)
         self._loaded = True

@@ -178,7 +178,7 @@ def test_wrong_use_is_one_sentence(old, options, message):
 
 
 def test_a_list_of_models_and_losses_that_are_no_tensors_are_type_errors(old):
-    with pytest.raises(TypeError, match=r"`model` must be a torch\.nn\.Module, .*got list"):
+    with pytest.raises(TypeError, match=r"`model` must be one torch\.nn\.Module, got list"):
         decide(lambda seed, start: start([network(), network()]), "old.pt")
     with pytest.raises(
         TypeError, match="`losses` must be tensors with a graph, one of each batch, got builtin_function"
