@@ -160,6 +160,13 @@ def by_mean(months: Sequence[Values]) -> str:
     return max(means, key=lambda choice: (means[choice], -CHOICES.index(choice)))
 
 
+def by_worth(months: Sequence[Values]) -> str:
+    """Return the choice with the best mean if it is above vanilla by what is worth a change, see `Decision.worth`."""
+    best, of = by_mean(months), months[-1]
+    needed = decision_of(of, "accuracy").worth or 0.0
+    return best if mean(of[best].values()) - mean(of[VANILLA].values()) >= needed else VANILLA
+
+
 def so_far(rule: Rule) -> Rule:
     """Return a rule that gets the means of all months together, with a month as a seed."""
 
@@ -174,7 +181,7 @@ def always(choice: str) -> Rule:
     return lambda months: choice
 
 
-ASKED = {"the advice": by_decision, "best mean": by_mean}
+ASKED = {"the advice": by_decision, "best mean": by_mean, "best mean if worth a change": by_worth}
 ASKED |= {f"{name} of all months so far": so_far(rule) for name, rule in ASKED.items()}
 
 
@@ -246,7 +253,7 @@ def main() -> None:
     """Run the study."""
     options, start = arguments(__doc__, "months", more), time.perf_counter()
     ask_each_month(options.seed_range, options.months, options.runs, options.folder, options.jobs)
-    runs = runs_of(options.folder)
+    runs = runs_of(options.folder).query("month < @options.months")
     runs.to_csv(options.folder / "runs.csv", index=False)
     print(table(runs, range(2, options.runs + 1)))
     print(f"\nthis command took {(time.perf_counter() - start) / 60:.1f} minutes")
