@@ -6,7 +6,7 @@ optimizer state; the numbers are those of `lightning-fire compare`, up to roundi
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -129,60 +129,94 @@ class Ensemble:
         return torch.stack(right).sum(0) / labels.shape[1]
 
 
-def train(members: Sequence[Member], data: Callable[[int], ChunkedDataModule], signs: bool = False) -> None:
-    """Train members through all chunks of their data, and fill in what they record.
+class Chunk:
+    """One chunk of the data of all members, on which they train epoch by epoch.
 
     Args:
-        members: All of one shape.
-        data: From a seed to the data; all have chunks of one size.
-        signs: Whether to record `signs_of` and `one_step_signs` where a chunk begins.
+        sources: The data of each seed; all have chunks of one size.
+        row: Index of each member's data among them, int64 `(members,)`.
+        number: Of the chunk.
+
+    Attributes:
+        epochs: Its epochs, counted from the first chunk.
     """
-    ensemble = Ensemble(members)
+
+    def __init__(self, sources: Sequence[ChunkedDataModule], row: Tensor, number: int):
+        self._sources, self._row, protocol = sources, row, sources[0].protocol
+        self._tests = _samples([source.datasets(number)[1][:] for source in sources], sources[0])
+        first = protocol.first_epoch(number)
+        self.epochs = range(first, first + protocol.epochs_per_chunk[number])
+
+    def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield inputs `(members, batch, ...)` and labels `(members, batch)` of an epoch."""
+        trains = [source.train_samples(epoch) for source in self._sources]
+        self._inputs, self._labels = _samples([train[:] for train in trains], self._sources[0])
+        orders = []
+        for train, source in zip(trains, self._sources, strict=True):
+            sampler = EpochSampler(train, seed=source.seed, num_replicas=1, rank=0)
+            sampler.set_epoch(epoch)
+            orders.append(sampler.order())
+        for batch in torch.stack(orders).split(self._sources[0].batch_size, dim=1):
+            x = torch.stack([self._inputs[i, own] for i, own in enumerate(batch)])[self._row]
+            yield x, self._labels.gather(1, batch)[self._row]
+
+    def samples(self, which: slice) -> tuple[Tensor, Tensor]:
+        """Return some of the samples of the last epoch that was begun, in the order in which they have arrived."""
+        return self._inputs[:, which][self._row], self._labels[:, which][self._row]
+
+    def test(self, ensemble: "Ensemble") -> Tensor:
+        """Return the accuracy of each member on its test samples, `(members,)`."""
+        return ensemble.accuracy(self._tests[0][self._row], self._tests[1][self._row])
+
+
+def chunks_of(members: Sequence[Member], data: Callable[[int], ChunkedDataModule]) -> Iterator[Chunk]:
+    """Yield the chunks of the data of members, one after another.
+
+    Args:
+        members: The members.
+        data: From a seed to the data; all have chunks of one size.
+    """
     seeds = list(dict.fromkeys(member.seed for member in members))
-    sources = {seed: data(seed) for seed in seeds}
-    row = torch.tensor([seeds.index(member.seed) for member in members])  # of each member's data
-    one = sources[seeds[0]]
-    epoch = steps = 0
-    tests = seen = accuracy = torch.empty(0)
-    for chunk, epochs in enumerate(one.protocol.epochs_per_chunk):
-        before, tests = tests, _samples([sources[seed].datasets(chunk)[1][:] for seed in seeds], one)
-        right = torch.zeros(len(members))
-        for epoch_of_chunk in range(epochs):
-            trains = [sources[seed].train_samples(epoch) for seed in seeds]
-            inputs, labels = _samples([train[:] for train in trains], one)
-            size, new = labels.shape[1], chunk > 0 and epoch_of_chunk == 0
-            if new and signs:
-                new_data = zip(inputs[:, :200][row], labels[:, :200][row], strict=True)
-                old_signs = signs_of(ensemble, seen, accuracy)
-                for member, values, (x, y) in zip(members, old_signs, new_data, strict=True):
-                    for name, value in {**values, **one_step_signs(member.network, x, y)}.items():
-                        member.signs.setdefault(name, []).append(value)
-            samplers = [
-                EpochSampler(train, seed=seed, num_replicas=1, rank=0)
-                for train, seed in zip(trains, seeds, strict=True)
-            ]
-            for sampler in samplers:
-                sampler.set_epoch(epoch)
-            hits = torch.zeros(len(members))
-            batches = torch.stack([sampler.order() for sampler in samplers]).split(one.batch_size, dim=1)
-            for number, batch in enumerate(batches):
-                first = number == 0
-                clock = Clock(epoch, steps, first, chunk, new and first)
+    sources = [data(seed) for seed in seeds]
+    row = torch.tensor([seeds.index(member.seed) for member in members])
+    for number in range(len(sources[0].protocol.epochs_per_chunk)):
+        yield Chunk(sources, row, number)
+
+
+def train(members: Sequence[Member], data: Callable[[int], ChunkedDataModule], signs: bool = False) -> None:
+    """Train members through all chunks of their data, see `chunks_of`, and fill in what they record.
+
+    With `signs` also `signs_of` and `one_step_signs` where a chunk begins.
+    """
+    ensemble, steps = Ensemble(members), 0
+    before: Chunk | None = None
+    seen = accuracy = torch.empty(0)
+    for number, chunk in enumerate(chunks_of(members, data)):
+        online = torch.zeros(len(members))
+        for epoch in chunk.epochs:
+            right, count = torch.zeros(len(members)), 0
+            for place, (x, y) in enumerate(chunk.batches(epoch)):
+                first = place == 0
+                clock = Clock(epoch, steps, first, number, first and epoch == chunk.epochs[0] > 0)
+                if clock.new_data and signs:
+                    new_data = zip(*chunk.samples(slice(200)), strict=True)
+                    old_signs = signs_of(ensemble, seen, accuracy)
+                    for member, values, own in zip(members, old_signs, new_data, strict=True):
+                        for name, value in {**values, **one_step_signs(member.network, *own)}.items():
+                            member.signs.setdefault(name, []).append(value)
                 for index in _due(ensemble, members, clock, seen, accuracy):
                     members[index].act(members[index], ensemble.optimizer)
                     members[index].events.append(epoch)
-                if clock.new_data:
-                    for member, kept in zip(members, ensemble.accuracy(before[0][row], before[1][row]), strict=True):
+                if clock.new_data and before:
+                    for member, kept in zip(members, before.test(ensemble), strict=True):
                         member.kept.append(float(kept))
-                x = torch.stack([inputs[i, own] for i, own in enumerate(batch)])[row]
-                hits += ensemble.step(x, labels.gather(1, batch)[row]).sum(1)
-                steps += 1
-            right, epoch, accuracy = right + hits, epoch + 1, hits / size
-            seen = inputs[:, :200][row]
-        for member, online, test in zip(
-            members, right / (size * epochs), ensemble.accuracy(tests[0][row], tests[1][row]), strict=True
-        ):
-            member.online.append(float(online))
+                right += ensemble.step(x, y).sum(1)
+                count, steps = count + y.shape[1], steps + 1
+            accuracy, seen = right / count, chunk.samples(slice(200))[0]
+            online += accuracy / len(chunk.epochs)
+        before = chunk
+        for member, own, test in zip(members, online, chunk.test(ensemble), strict=True):
+            member.online.append(float(own))
             member.test.append(float(test))
 
 

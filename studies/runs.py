@@ -79,14 +79,20 @@ class Setting:
         }
 
 
-def run_batch(settings: Sequence[Setting]) -> list[Row]:
-    """Train settings of one shape together and return their rows."""
-    torch.set_num_threads(1)
+def members_of(settings: Sequence[Setting]) -> tuple[Stream, list[Member]]:
+    """Return the stream of settings of one shape, and a new network for each."""
     stream, members = settings[0].tasks or STREAMS[settings[0].stream], []
     for setting in settings:
         torch.manual_seed(setting.seed)
         network = MLP(PIXELS, CLASSES, [setting.width] * 2, setting.normalization)
         members.append(Member(network, setting.seed, setting.act, setting.when, setting.rate or stream.rate))
+    return stream, members
+
+
+def run_batch(settings: Sequence[Setting]) -> list[Row]:
+    """Train settings of one shape together and return their rows."""
+    torch.set_num_threads(1)
+    stream, members = members_of(settings)
     train(members, partial(data_of, stream), settings[0].signs)
     return [setting.row(member) for setting, member in zip(settings, members, strict=True)]
 
