@@ -8,6 +8,7 @@ optimizer state; the numbers are those of `lightning-fire compare`, up to roundi
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +21,6 @@ from lightning_fire.data.resumable_loader import EpochSampler
 from lightning_fire.data.samples import normalize
 from lightning_fire.functional import dfi_normalized, entropy_rank
 from lightning_fire.methods import initial_values
-from lightning_fire.methods.base.ignored_passes import keeping_modes
-from lightning_fire.methods.base.one_step import readiness, sharpness_along
-from lightning_fire.methods.base.training import gradients_of
 from lightning_fire.when import AtNewData, Clock, Reading, Schedule, watched_by
 
 Act = Callable[["Member", Optimizer], object]
@@ -42,7 +40,6 @@ class Member:
         online: Online accuracies by chunk, fractions.
         test: Test accuracies at the ends of the chunks, fractions.
         kept: Accuracies on the test samples of the chunk before, right after the event where a chunk begins.
-        signs: Metrics where a chunk begins, before the event, by name: a value for each chunk but the first.
         events: Epochs in which the method acted.
     """
 
@@ -54,7 +51,6 @@ class Member:
     online: list[float] = field(default_factory=list)
     test: list[float] = field(default_factory=list)
     kept: list[float] = field(default_factory=list)
-    signs: dict[str, list[float]] = field(default_factory=dict)
     events: list[int] = field(default_factory=list)
     readings: dict[str, Reading] = field(default_factory=dict)
 
@@ -105,6 +101,19 @@ class Ensemble:
         return logits.detach().argmax(-1) == labels
 
     @torch.no_grad()
+    def state(self) -> dict[str, Any]:
+        """Return a copy of all values and of the state of the optimizer, for `load`."""
+        values = {name: value.clone() for name, value in {**self.parameters, **self.buffers}.items()}
+        return {"values": values, "optimizer": copy.deepcopy(self.optimizer.state_dict())}
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Put all members back to a state."""
+        for name, value in {**self.parameters, **self.buffers}.items():
+            value.copy_(state["values"][name])
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+
+    @torch.no_grad()
     def features(self, inputs: Tensor) -> Tensor:
         """Return the inputs of the head, `(members, batch, units)`."""
         self._network.train(False)
@@ -146,13 +155,17 @@ class Chunk:
         self._tests = _samples([source.datasets(number)[1][:] for source in sources], sources[0])
         first = protocol.first_epoch(number)
         self.epochs = range(first, first + protocol.epochs_per_chunk[number])
+        self._load(first)
+
+    def _load(self, epoch: int) -> None:
+        self._trains = [source.train_samples(epoch) for source in self._sources]
+        self._inputs, self._labels = _samples([train[:] for train in self._trains], self._sources[0])
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield inputs `(members, batch, ...)` and labels `(members, batch)` of an epoch."""
-        trains = [source.train_samples(epoch) for source in self._sources]
-        self._inputs, self._labels = _samples([train[:] for train in trains], self._sources[0])
+        self._load(epoch)
         orders = []
-        for train, source in zip(trains, self._sources, strict=True):
+        for train, source in zip(self._trains, self._sources, strict=True):
             sampler = EpochSampler(train, seed=source.seed, num_replicas=1, rank=0)
             sampler.set_epoch(epoch)
             orders.append(sampler.order())
@@ -160,8 +173,13 @@ class Chunk:
             x = torch.stack([self._inputs[i, own] for i, own in enumerate(batch)])[self._row]
             yield x, self._labels.gather(1, batch)[self._row]
 
+    def train(self, ensemble: "Ensemble", epoch: int) -> Tensor:
+        """Train each member for an epoch; return its online accuracy, `(members,)`."""
+        right = torch.stack([ensemble.step(x, y).sum(1) for x, y in self.batches(epoch)]).sum(0)
+        return right / self._labels.shape[1]
+
     def samples(self, which: slice) -> tuple[Tensor, Tensor]:
-        """Return some of the samples of the last epoch that was begun, in the order in which they have arrived."""
+        """Return some samples of the epoch that was begun last, or of the first, in the order of their arrival."""
         return self._inputs[:, which][self._row], self._labels[:, which][self._row]
 
     def test(self, ensemble: "Ensemble") -> Tensor:
@@ -183,11 +201,8 @@ def chunks_of(members: Sequence[Member], data: Callable[[int], ChunkedDataModule
         yield Chunk(sources, row, number)
 
 
-def train(members: Sequence[Member], data: Callable[[int], ChunkedDataModule], signs: bool = False) -> None:
-    """Train members through all chunks of their data, see `chunks_of`, and fill in what they record.
-
-    With `signs` also `signs_of` and `one_step_signs` where a chunk begins.
-    """
+def train(members: Sequence[Member], data: Callable[[int], ChunkedDataModule]) -> None:
+    """Train members through all chunks of their data, see `chunks_of`, and fill in what they record."""
     ensemble, steps = Ensemble(members), 0
     before: Chunk | None = None
     seen = accuracy = torch.empty(0)
@@ -198,12 +213,6 @@ def train(members: Sequence[Member], data: Callable[[int], ChunkedDataModule], s
             for place, (x, y) in enumerate(chunk.batches(epoch)):
                 first = place == 0
                 clock = Clock(epoch, steps, first, number, first and epoch == chunk.epochs[0] > 0)
-                if clock.new_data and signs:
-                    new_data = zip(*chunk.samples(slice(200)), strict=True)
-                    old_signs = signs_of(ensemble, seen, accuracy)
-                    for member, values, own in zip(members, old_signs, new_data, strict=True):
-                        for name, value in {**values, **one_step_signs(member.network, *own)}.items():
-                            member.signs.setdefault(name, []).append(value)
                 for index in _due(ensemble, members, clock, seen, accuracy):
                     members[index].act(members[index], ensemble.optimizer)
                     members[index].events.append(epoch)
@@ -261,29 +270,6 @@ def signs_of(ensemble: Ensemble, inputs: Tensor, accuracy: Tensor) -> list[dict[
     rank = entropy_rank(features)
     columns = {"accuracy": accuracy, "dfi": dfi, "norm": norm, "dormant": dormant, "effective_rank": rank}
     return [{name: float(values[index]) for name, values in columns.items()} for index in range(len(dfi))]
-
-
-def one_step_signs(network: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, float]:
-    """Return `readiness` and `critical_sharpness` of one network, on samples of the data to come.
-
-    Args:
-        inputs: New samples `(n, ...)`, of which batches of 10 give the gradients.
-        labels: Their labels, `(n,)`.
-
-    Returns:
-        Both; a critical sharpness of 0 also where the gradient is 0.
-    """
-    parameters = list(network.parameters())
-    with keeping_modes(network):
-        network.eval()
-        batches = zip(inputs.split(10), labels.split(10), strict=True)
-        ready = readiness(gradients_of(cross_entropy(network(x), y), parameters) for x, y in batches)
-        gradient = gradients_of(cross_entropy(network(inputs), labels), parameters)
-        try:
-            sharp = sharpness_along(gradient, parameters, lambda: cross_entropy(network(inputs), labels)).value
-        except ValueError:
-            sharp = 0.0
-    return {"readiness": ready, "critical_sharpness": sharp}
 
 
 def _samples(pairs: Sequence[tuple[Tensor, Tensor]], data: ChunkedDataModule) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ that are done are kept; more `--runs` are added to them, without another choice.
 """
 
 import argparse
+import copy
 import json
 import shutil
 import time
@@ -21,16 +22,15 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
 
 from examples import twelve_months
 from lightning_fire import FIRE, ShrinkAndPerturb, decide
 from lightning_fire.experiments.decide import Start
 from lightning_fire.experiments.decision import decision_of
 from lightning_fire.experiments.tables import difference_cell, mean
-from lightning_fire.functional import as_matrices, dfi_normalized, dormant_fraction, entropy_rank
+from lightning_fire.methods import Loop
 from lightning_fire.recipe.recipe import SCRATCH, VANILLA
-from studies.ensemble import one_step_signs
+from studies.before_event import before, won
 from studies.runs import arguments, markdown
 
 METHODS = (FIRE(), ShrinkAndPerturb())
@@ -70,7 +70,6 @@ def ask(seed: int, month: int, runs: int, folder: Path) -> None:
         return row["held_out"]
 
     last = own.parent / f"month{month - 1}" / "deployed.ckpt"
-    (own / "signs.json").write_text(json.dumps(signs_of(last, months[:-1])))
     with (own / "decision.txt").open("w") as file, redirect_stdout(file):
         found = decide(train, last, METHODS, range(first, first + runs), metric="accuracy", output=own)
     if not deployed.exists():
@@ -79,25 +78,21 @@ def ask(seed: int, month: int, runs: int, folder: Path) -> None:
         shutil.rmtree(kept)
 
 
-def signs_of(deployed: Path, months: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> dict[str, float]:
-    """Return the signs of `studies.signs` of deployed weights, on 200 new training images of the last of the months.
+def signs_of(deployed: Path, seed: int, month: int) -> dict[str, float]:
+    """Return the values of `studies.signs` of deployed weights, on 200 images of the month before and of a new month.
 
     `accuracy_lost` is their accuracy on the images held out of the month before, less that on the new images.
     """
+    months = twelve_months.months_of(seed, month)
     model = twelve_months.Network.load_from_checkpoint(deployed, map_location="cpu").eval()
-    images, labels = (tensor[:200] for tensor in months[-1]["train"])
-    weights = [as_matrices(weight.detach()) for weight in model.parameters() if weight.ndim > 1]
-    with torch.no_grad():
-        features = model.net[:-1](images)
-    before = twelve_months.accuracy(model, *months[-2]["held_out"])
-    return {
-        "accuracy_lost": before - twelve_months.accuracy(model, *months[-1]["train"]),
-        "dfi": float(torch.stack([dfi_normalized(weight).mean() for weight in weights]).mean()),
-        "norm": float(nn.utils.parameters_to_vector(model.parameters()).detach().norm()),
-        "dormant": float(dormant_fraction(features.abs().mean(0), 0.1)),
-        "effective_rank": float(entropy_rank(features)),
-        **one_step_signs(model.net, images, labels),
-    }
+    torch.manual_seed(seed)
+    initial, acted = twelve_months.Network().eval().net, copy.deepcopy(model.net)
+    old, new = ((images[:200], labels[:200]) for images, labels in (each["train"] for each in months[-2:]))
+    values = before(model.net, initial, old, new)
+    METHODS[0](acted, Loop(measure=False))
+    of_before = twelve_months.accuracy(model, *months[-2]["held_out"])
+    lost = of_before - twelve_months.accuracy(model, *months[-1]["train"])
+    return {"accuracy_lost": lost, **values, **won(values, acted, new)}
 
 
 def ask_each_month(seeds: Sequence[int], months: int, runs: int, folder: Path, jobs: int) -> None:
@@ -123,7 +118,6 @@ def ask_each_month(seeds: Sequence[int], months: int, runs: int, folder: Path, j
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 seed, month = running.pop(future)
                 future.result()
-                events_of(folder).to_csv(folder / "events.csv", index=False)
                 print(f"year {seed}, month {month}: {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)
                 go_on(seed, month + 1)
 
@@ -144,7 +138,7 @@ def events_of(folder: Path) -> pd.DataFrame:
             name: means[of, "fire"] - means[of, "vanilla"]
             for name, of in {"gain": "next_month", "gain_held_out": "held_out"}.items()
         }
-        signs = json.loads((folder / f"seed{seed}" / f"month{month}" / "signs.json").read_text())
+        signs = signs_of(folder / f"seed{seed}" / f"month{month - 1}" / "deployed.ckpt", seed, month)
         rows.append({"setting": "months", "seed": seed, "chunk": month, **gains, **signs})
     return pd.DataFrame(rows)
 
@@ -255,6 +249,7 @@ def main() -> None:
     ask_each_month(options.seed_range, options.months, options.runs, options.folder, options.jobs)
     runs = runs_of(options.folder).query("month < @options.months")
     runs.to_csv(options.folder / "runs.csv", index=False)
+    events_of(options.folder).to_csv(options.folder / "events.csv", index=False)
     print(table(runs, range(2, options.runs + 1)))
     print(f"\nthis command took {(time.perf_counter() - start) / 60:.1f} minutes")
 

@@ -44,7 +44,6 @@ class Setting:
         rate: Learning rate; None: that of the stream.
         act: The method.
         when: When it acts.
-        signs: Whether to record the signs of lost plasticity.
         tasks: The stream, if not the one of that name.
     """
 
@@ -56,7 +55,6 @@ class Setting:
     width: int = 100
     rate: float | None = None
     when: Schedule = field(default_factory=AtNewData)
-    signs: bool = field(default=False, compare=False, repr=False)
     tasks: Stream | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -75,7 +73,7 @@ class Setting:
             "test_last": sum(member.test[-fifth:]) / fifth,
             "kept": sum(member.kept) / len(member.kept),
             "events": len(member.events),
-            "by_chunk": json.dumps({"online": member.online, "test": member.test, "kept": member.kept, **member.signs}),
+            "by_chunk": json.dumps({"online": member.online, "test": member.test, "kept": member.kept}),
         }
 
 
@@ -93,7 +91,7 @@ def run_batch(settings: Sequence[Setting]) -> list[Row]:
     """Train settings of one shape together and return their rows."""
     torch.set_num_threads(1)
     stream, members = members_of(settings)
-    train(members, partial(data_of, stream), settings[0].signs)
+    train(members, partial(data_of, stream))
     return [setting.row(member) for setting, member in zip(settings, members, strict=True)]
 
 

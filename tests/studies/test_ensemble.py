@@ -1,11 +1,9 @@
 """The batched networks of the studies equal a Trainer, one network at a time."""
 
-import copy
 from dataclasses import replace
 from functools import partial
 
 import pytest
-import reference
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
@@ -16,7 +14,7 @@ from lightning_fire.data import PermutedInputs
 from lightning_fire.modules import Classifier
 from lightning_fire.nets import MLP
 from lightning_fire.when import Clock, EveryNSteps, Schedule, WhenMetric
-from studies.ensemble import Ensemble, Member, one_step_signs, signs_of, train
+from studies.ensemble import Ensemble, Member, signs_of, train
 from studies.methods import METHODS, fire, vanilla
 from studies.streams import Stream, data_of
 
@@ -145,30 +143,3 @@ def test_signs_are_those_of_each_network():
     share = values / values.sum()
     share = share[share > 0]
     assert signs[0]["effective_rank"] == pytest.approx(float((-share * share.log()).sum().exp()), rel=1e-3)
-
-
-def test_one_step_signs_are_those_of_slow_versions_and_change_nothing():
-    torch.manual_seed(0)
-    own, x, y = MLP(6, 3, [8, 8], "none"), torch.randn(40, 6), torch.randint(0, 3, (40,))
-    ensemble = Ensemble([Member(own, 0, lambda *_: None)])
-    state = {name: value.clone() for name, value in own.state_dict().items()}
-    found = one_step_signs(own, x, y)
-    assert all(torch.equal(state[name], value) for name, value in own.state_dict().items())
-    assert own.training and all(not value.grad.any() for value in ensemble.parameters.values())
-    exact = copy.deepcopy(own).double()
-    parameters = list(exact.parameters())
-
-    def gradient(inputs, labels):
-        loss = cross_entropy(exact(inputs.double()), labels)
-        return torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)])
-
-    rows = torch.stack([gradient(*batch) for batch in zip(x.split(10), y.split(10), strict=True)])
-    assert found["readiness"] == pytest.approx(reference.optimization_readiness(rows), rel=1e-4)
-    flat, whole = torch.nn.utils.parameters_to_vector(parameters).detach(), gradient(x, y)
-
-    @torch.no_grad()
-    def loss(step):
-        torch.nn.utils.vector_to_parameters(flat - step * whole, parameters)
-        return float(cross_entropy(exact(x.double()), y))
-
-    assert found["critical_sharpness"] == pytest.approx(reference.critical_sharpness(loss, 0.1), rel=0.05)

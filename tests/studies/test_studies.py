@@ -35,7 +35,11 @@ def tiny(monkeypatch):
         ("ablations", "kept right after the event", {"STEPS": (1, 10)}),
         ("timing", "events in a run", {}),
         ("drift", "vanilla minus young (95 %)", {"DRIFTS": (0.5,), "ACTING": ("full_reset",)}),
-        ("signs", "metric before the event", {"CHUNKS": {"random_labels": (1, 2)}, "RATES": (1e-3,)}),
+        (
+            "signs",
+            "% right with a threshold",
+            {"CHUNKS": {"random_labels": (1, 2), "permuted_inputs": (1, 2)}, "RATES": (1e-3,)},
+        ),
         ("map", "| epochs a task | new labels | vanilla |", {"EPOCHS": (1, 2), "RATES": (1e-3,), "WIDTHS": (30,)}),
         ("scale", "### Normalization: batch", {"NORMALIZATIONS": ("none", "batch")}),
     ],
