@@ -54,6 +54,10 @@ class PlasticityMonitor(MethodCallback):
     each epoch: `plasticity/chunk`, the number of changes of the data. Before the first step on new data, after the
     events of all callbacks: `plasticity/dfi_normalized_at_new_data` and `plasticity.raw/dfi_at_new_data`.
 
+    Compare values with earlier ones of the same training: with thresholds from other trainings the best of them, srank,
+    is wrong for a quarter of the events. Within a training srank and the dormant fraction go along with the gain of an
+    event, if weakly; readiness, critical sharpness and λ_max of the last data do not (docs, "When should FIRE act?").
+
     Args:
         where: The weights to evaluate. Default: `Weights()`.
         every_n_epochs: Evaluate the weights at the end of every n-th epoch.
