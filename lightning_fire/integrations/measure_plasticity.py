@@ -1,6 +1,6 @@
 """Metrics of plasticity, as a method that changes nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -85,10 +85,8 @@ class _Measuring(Attached):
         weights, forward = report_of_weights(self.model), partial(self.training.forward, 1)
         values = {**weights.values, **{f".raw/{name}": value for name, value in weights.raw.items()}}
         if self.layers:
-            means = mean_activities(self.layers, forward)
-            gram = gram_of_last_features(self.model, [torch.enable_grad()(forward)])
-            for report in report_of_units(self.layers, means, self.threshold), report_of_features(gram):
-                values |= report.values
+            values |= report_of_units(self.layers, mean_activities(self.layers, forward), self.threshold).values
+        values |= self._ranks(forward)
         for name, measure in (("readiness", self._readiness), ("critical_sharpness", self._critical_sharpness)):
             if name in self.told:
                 continue
@@ -100,6 +98,16 @@ class _Measuring(Attached):
                 self.told.add(name)
                 say(f"plasticity/{name} is not logged: {error}.")
         return values
+
+    def _ranks(self, forward: Callable[[], None]) -> dict[str, float]:
+        if "ranks" in self.told:
+            return {}
+        try:
+            return report_of_features(gram_of_last_features(self.model, [torch.enable_grad()(forward)])).values
+        except ValueError as error:
+            self.told.add("ranks")
+            say(f"plasticity/srank and other ranks are not logged: {error}.")
+            return {}
 
     def _mean(self, tensor: Tensor) -> Tensor:
         return mean_over_ranks(tensor, self.training.ranks)

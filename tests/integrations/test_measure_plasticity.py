@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from lightning_fire.functional import entropy_rank, srank
 from lightning_fire.integrations.measure_plasticity import MeasurePlasticity
 from lightning_fire.methods import Loop
 
@@ -52,3 +53,12 @@ def test_the_reason_is_told_once_without_losses(caplog):
     assert not {"readiness", "critical_sharpness"} & found.keys()
     for name in ("readiness", "critical_sharpness"):
         assert caplog.text.count(f"plasticity/{name} is not logged: this") == 1
+
+
+def test_ranks_are_measured_where_no_hidden_units_are_found():
+    """As of GPT-2, whose output layer shares its weight."""
+    net, x = nn.Sequential(nn.Linear(6, 4)), torch.randn(20, 6)
+    found = MeasurePlasticity().attach(net, Loop(forward=lambda: net(x))).metrics()
+    assert "dormant_fraction" not in found
+    assert found["srank"] == int(srank(x)) and found["entropy_rank"] == pytest.approx(float(entropy_rank(x)), rel=1e-4)
+    assert not {"srank", "entropy_rank"} & MeasurePlasticity().attach(net, Loop()).metrics().keys()
