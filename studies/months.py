@@ -154,11 +154,9 @@ def by_mean(months: Sequence[Values]) -> str:
     return max(means, key=lambda choice: (means[choice], -CHOICES.index(choice)))
 
 
-def by_worth(months: Sequence[Values]) -> str:
-    """Return the choice with the best mean if it is above vanilla by what is worth a change, see `Decision.worth`."""
-    best, of = by_mean(months), months[-1]
-    needed = decision_of(of, "accuracy").worth or 0.0
-    return best if mean(of[best].values()) - mean(of[VANILLA].values()) >= needed else VANILLA
+def by_leading(months: Sequence[Values]) -> str:
+    """Return what the decision of the last of some months would take now, see `Decision.leading`."""
+    return decision_of(months[-1], "accuracy").leading or VANILLA
 
 
 def so_far(rule: Rule) -> Rule:
@@ -175,7 +173,7 @@ def always(choice: str) -> Rule:
     return lambda months: choice
 
 
-ASKED = {"the advice": by_decision, "best mean": by_mean, "best mean if worth a change": by_worth}
+ASKED = {"the choice": by_decision, "what leads": by_leading, "best mean": by_mean}
 ASKED |= {f"{name} of all months so far": so_far(rule) for name, rule in ASKED.items()}
 
 

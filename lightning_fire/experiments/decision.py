@@ -81,7 +81,10 @@ class Decision:
 
     Attributes:
         text: All of it, as one paragraph.
-        choice: The first of `best`; None: not known.
+        choice: The first of `best`, but continuing if that gains less than the `worth` that is asked for; None: not
+            known.
+        leading: What to take if it must be decided now: `choice`, but where nothing is shown to be better than
+            continuing, the method with the best mean if it gains at least `worth`.
         best: The best method alone, or all that cannot be told apart from the one with the best mean. Continuing comes
             first, then what is shown to be better than continuing and training anew, then the cheapest.
         better: Methods that are better than both continuing and training anew.
@@ -93,6 +96,7 @@ class Decision:
 
     text: str
     choice: str | None
+    leading: str | None
     best: Sequence[str]
     better: Sequence[str]
     warm_start: Difference | None
@@ -134,7 +138,9 @@ def decision_of(
     anew = next((m for m in ANEW if m in {**values, **failed} and m != continued), " or ".join(ANEW))
     beaten = {pair for pair, found in pairs.items() if found.decided and found.gain > 0}
     by_mean = _by_mean(gains)
-    worth = _worth(gains, pairs.get((next(iter(by_mean), ""), continued))) if worth is None else worth
+    first_gain = pairs.get((next(iter(by_mean), ""), continued))
+    least = worth or 0.0
+    worth = _worth(gains, first_gain) if worth is None else worth
     level = [method for method in by_mean if (by_mean[0], method) not in beaten] if pairs else []
     shown = {m: sum((m, base) in beaten for base in (continued, anew)) for m in gains}
     best = sorted(level, key=lambda m: (m != continued, -shown[m], *_expense(costs.get(m, Cost()))))
@@ -142,27 +148,36 @@ def decision_of(
     both = continued in gains and anew in gains
     better = [m for m in others if both and (m, continued) in beaten and (m, anew) in beaten]
     warm, choice = pairs.get((continued, anew)), best[0] if best else None
+    if (choice, continued) in pairs and pairs[choice, continued].gain < least:
+        choice = continued
+    open_now = choice == continued and len(best) > 1 and first_gain and first_gain.gain >= (worth or np.inf)
+    leading = by_mean[0] if open_now else choice
     undecided = [pairs[by_mean[0], m] for m in level[1:] if (by_mean[0], m) in pairs and pairs[by_mean[0], m].varies]
     open_ = [pair for pair in undecided if max(pair.high, -pair.low) > worth] if worth else []
     more = max((pair.more_seeds(worth) for pair in open_), default=None) if worth else None
 
-    rival = next((m for m in by_mean if m != choice), anew) if choice == continued else continued
-    told = [_headline(best, continued, anew, rival, pairs, metric)]
+    rival = next((m for m in (leading, *best[:1], *by_mean) if m and m != continued), anew)
+    gain = pairs.get((rival if choice == continued else choice or "", continued))
+    too_small = _rounded(least, least) if best and best[0] != choice else ""
+    alone, leads = len(best) == 1, leading != choice
+    told = [_headline(choice, rival, leads, alone, gain, metric, continued, anew, too_small)]
+    if choice != continued:
+        rival = continued
     if warm is None or {choice, rival} != {continued, anew}:
         told.append(_warm_start(continued, anew, warm, metric, unranked))
-    if choice and len(best) == 1:
+    if choice and best == [choice]:
         than = [m for m in dict.fromkeys([continued, anew, *by_mean[1:2]]) if m != rival and (choice, m) in pairs]
         if than:
             by = _listed([f"{m} by {pairs[choice, m].of()}" for m in than])
             told.append(f"Best is {choice}: better than {by}.")
-    elif best:
+    elif len(best) > 1:
         first = (
             "the cheapest first" if len({shown[m] for m in best}) == 1 else "first those that are shown to be better"
         )
         told.append(f"{_listed(best)} cannot be told apart ({first}).")
         if worth and undecided:
             told.append(_what_is_open(open_, worth))
-    else:
+    elif not best:
         told.append(_no_interval(gains))
     if pairs and both and others:
         told.append(f"Better than both {continued} and {anew}: {_listed(better) if better else 'none is shown to be'}.")
@@ -175,7 +190,7 @@ def decision_of(
             " those of the table are each for one pair."
         )
     whole = None if more is None or not np.isfinite(more) else int(more)
-    return Decision(" ".join(told), choice, best, better, warm, worth, whole)
+    return Decision(" ".join(told), choice, leading, best, better, warm, worth, whole)
 
 
 def paired_differences(gains: Mapping[str, Mapping[int, float]]) -> dict[tuple[str, str], Difference]:
@@ -241,28 +256,48 @@ def _worth(gains: Mapping[str, Mapping[int, float]], best: Difference | None) ->
 
 
 def _headline(
-    best: Sequence[str],
+    choice: str | None,
+    rival: str,
+    leads: bool,
+    alone: bool,
+    gain: Difference | None,
+    metric: str,
     continued: str,
     anew: str,
-    rival: str,
-    pairs: Mapping[tuple[str, str], Difference],
-    metric: str,
+    least: str,
 ) -> str:
-    """Return the decision, and how much the choice gains over continuing, or the next best over that."""
-    if not best:
+    """Return the decision, and how much it gains over continuing, or what another method gains or loses against that.
+
+    Args:
+        choice: The method that is chosen.
+        rival: Where that is to continue: the method to compare it with.
+        leads: Whether the rival is to be taken if it must be decided now.
+        alone: Whether the choice is shown to be the best.
+        gain: What the choice gains over continuing, or the rival if that is the choice.
+        metric: Name of the metric.
+        continued: The method that continues.
+        anew: The method that trains anew.
+        least: The smallest gain that matters, if that has decided.
+    """
+    if choice is None:
         return "Decision: open."
-    found = pairs.get((best[0], rival))
-    if best[0] != continued:
-        told = f"train anew ({anew})" if best[0] == anew else f"use {best[0]}"
-        return f"Decision: {told}{f': it gains {found.of(metric)} over continuing ({continued})' if found else ''}."
-    told = f"Decision: keep {continued}{'' if len(best) == 1 else ', as nothing is shown to be better'}"
-    if found is None:
+    rival_named = f"training anew ({anew})" if rival == anew else rival
+    if choice != continued:
+        told = f"train anew ({anew})" if choice == anew else f"use {choice}"
+        return f"Decision: {told}{f': it gains {gain.of(metric)} over continuing ({continued})' if gain else ''}."
+    if leads and gain:
+        now = f"train anew ({anew})" if rival == anew else f"use {rival}"
+        return (
+            f"Decision: open; if it must be now, {now}: it leads, gaining {gain.of(metric)} over continuing"
+            f" ({continued}), which is not shown."
+        )
+    told = f"Decision: keep {continued}{'' if alone or least else ', as nothing is shown to be better'}"
+    if gain is None:
         return f"{told}."
-    rival = f"training anew ({anew})" if rival == anew else rival
-    if not found.varies:
-        return f"{told}: {rival} is {found.of()}."
-    verb, by = ("loses", found) if found.gain > 0 else ("gains", found.reversed())
-    return f"{told}: {rival} {verb} {by.of(metric)}."
+    if not gain.varies:
+        return f"{told}: {rival_named} is {gain.of()}."
+    verb, by = ("gains", gain) if gain.gain > 0 else ("loses", gain.reversed())
+    return f"{told}: {rival_named} {verb} {by.of(metric)}{f', less than the {least} that matters' if least else ''}."
 
 
 def _warm_start(continued: str, anew: str, warm: Difference | None, metric: str, unranked: Mapping[str, str]) -> str:

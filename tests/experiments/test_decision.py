@@ -274,3 +274,29 @@ def test_without_vanilla_the_reference_continues_unless_it_trains_anew():
     assert "Whether warm starting hurts is not known: it takes two seeds of both vanilla and full_reset." in text(
         "full_reset"
     )
+
+
+def test_what_leads_is_named_where_nothing_is_shown():
+    values = {"vanilla": {0: 50, 1: 60, 2: 55}, "scratch": {0: 58, 1: 57, 2: 64}, "fire": {0: 54, 1: 59, 2: 57}}
+    decision = decision_of(values, "accuracy")
+    assert (decision.choice, decision.leading) == ("vanilla", "scratch")
+    assert decision.text.startswith(
+        "Decision: open; if it must be now, train anew (scratch): it leads, gaining 5 accuracy (-"
+    )
+    assert "cannot be told apart" in decision.text
+
+
+def test_nothing_leads_that_gains_less_than_what_matters():
+    values = {"vanilla": {0: 50, 1: 60, 2: 55}, "scratch": {0: 58, 1: 57, 2: 64}}
+    decision = decision_of(values, "accuracy", worth=6)
+    assert (decision.choice, decision.leading) == ("vanilla", "vanilla")
+    assert decision.text.startswith("Decision: keep vanilla, as nothing is shown to be better: training anew (scratch)")
+
+
+def test_a_shown_gain_below_what_matters_is_no_reason_to_change():
+    values = {"vanilla": dict(enumerate([0.50, 0.60, 0.55])), "fire": dict(enumerate([0.505, 0.606, 0.554]))}
+    assert decision_of(values, "accuracy").choice == "fire"
+    decision = decision_of(values, "accuracy", worth=0.01)
+    assert (decision.choice, decision.leading, decision.best) == ("vanilla", "vanilla", ["fire"])
+    assert decision.text.startswith("Decision: keep vanilla: fire gains 0.0050 accuracy (")
+    assert "less than the 0.010 that matters. " in decision.text

@@ -44,7 +44,7 @@ NEXT_MONTH = {"vanilla": [60, 60], "scratch": [63, 60], "fire": [62, 65]}
         (months.by_mean, "held_out", ["scratch", "fire"], [0, 0], [3, 5]),
         (months.by_mean, "next_month", ["vanilla", "scratch"], [3, 5], [0, 0]),  # in month 2 of month 1
         (months.by_decision, "next_month", ["vanilla", "vanilla"], [3, 5], [0, 0]),  # 3 equal differences
-        (months.by_worth, "held_out", ["scratch", "fire"], [0, 0], [3, 5]),  # worth 0.9 and 0.5 points
+        (months.by_leading, "held_out", ["scratch", "fire"], [0, 0], [3, 5]),  # worth 0.9 and 0.5 points
         (months.so_far(months.by_mean), "held_out", ["scratch", "fire"], [0, 0], [3, 5]),
         (months.so_far(months.by_decision), "held_out", ["vanilla", "vanilla"], [3, 5], [0, 0]),
         (months.always("scratch"), "held_out", ["scratch", "scratch"], [0, 5], [3, 0]),
@@ -69,7 +69,7 @@ def test_of_equal_means_going_on_is_first():
 
 def test_less_than_what_is_worth_a_change_is_not_chosen():
     values = {"vanilla": {0: 0.60, 1: 0.70}, "fire": {0: 0.61, 1: 0.71}}  # worth half of 7 points
-    assert (months.by_mean([values]), months.by_worth([values])) == ("fire", "vanilla")
+    assert (months.by_mean([values]), months.by_leading([values])) == ("fire", "vanilla")
 
 
 def test_a_hit_is_within_one_point():
