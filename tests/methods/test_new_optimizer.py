@@ -317,6 +317,15 @@ def test_an_optimizer_without_state_is_refused():
         reset_optimizer_state(Stateless(Adam(weights())))
 
 
+def test_an_optimizer_of_keras_is_refused_with_what_to_do():
+    class KerasAdam:
+        def apply_gradients(self, grads_and_vars):
+            raise NotImplementedError
+
+    with pytest.raises(TypeError, match="Give none, and then `compile` the model with a new optimizer"):
+        reset_optimizer_state(KerasAdam())
+
+
 class NeedsAModel(Adam):
     """Cannot be made from settings alone."""
 

@@ -30,6 +30,8 @@ def listed(optimizers: Optimizers) -> list[Optimizer]:
         advice = "An optimizer has `param_groups`, and a dict `state` with the state of each parameter."
         if isinstance(wrong, LRScheduler):
             advice = "Give the optimizer of the schedule, `scheduler.optimizer`."
+        elif hasattr(wrong, "apply_gradients"):  # of Keras
+            advice = "Give none, and then `compile` the model with a new optimizer."
         got = "None" if wrong is None else type(wrong).__name__
         raise TypeError(f"`optimizers` must be an optimizer, or several of them, got {got}. {advice}")
     return [optimizer for optimizer in given if not is_a(optimizer, "_MockOptimizer")]
