@@ -15,7 +15,7 @@ from small_training import GrowingData, PlainData, PlainModule
 
 from lightning_fire.recipe.parser import add_method_keys
 
-OWN_TEST = {"huggingface", "your_own_training"}  # in tests/examples
+OWN_TEST = {"continual_rl", "huggingface", "your_own_training"}  # in tests/examples
 REPOSITORY = "lightning-fire/lightning-fire"
 ABSOLUTE = re.compile(rf"https://(github\.com/{REPOSITORY}/blob|raw\.githubusercontent\.com/{REPOSITORY})/main/")
 

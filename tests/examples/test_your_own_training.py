@@ -1,4 +1,4 @@
-"""Each snippet of docs/your_own_training.md runs as its section describes."""
+"""Each snippet of docs/your_own_training.md and docs/continual_rl.md runs as its section describes."""
 
 import os
 import re
@@ -18,8 +18,9 @@ from pages import names_of_the_reader  # noqa: E402
 from lightning_fire import Weights  # noqa: E402
 from lightning_fire.functional import dfi_normalized  # noqa: E402
 
-PAGE = (Path(__file__).parents[2] / "docs" / "your_own_training.md").read_text()
-SECTIONS = {title: body for title, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)}
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "your_own_training.md").read_text() + "\n" + (DOCS / "continual_rl.md").read_text()
+SECTIONS = {title: body for title, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", TEXT, re.DOTALL | re.MULTILINE)}
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 
 
@@ -74,10 +75,17 @@ def test_hugging_face(run):
 
 def test_stable_baselines3(run, caplog):
     agent = run("Stable-Baselines3")["agent"]
-    assert "fire acted at timestep 100 (dfi_normalized " in caplog.text
+    assert "fire acted at timestep 200 (dfi_normalized " in caplog.text
     steps = steps_of(agent.policy.optimizer, agent.q_net)
-    last = steps["q_net.4.bias"]  # the output layer was excluded
-    assert steps["q_net.4.weight"] == last > steps["q_net.0.weight"] == steps["q_net.2.weight"]
+    assert steps["q_net.0.bias"] > steps["q_net.0.weight"] == steps["q_net.4.weight"]
+    assert agent.replay_buffer.size() == 200
+
+
+def test_rsl_rl(run):
+    """With networks and an optimizer where the runner of the library has them; the real one: examples/neighbours."""
+    algorithm = run("rsl_rl")["algorithm"]
+    for part in algorithm.actor, algorithm.critic:
+        assert steps_of(algorithm.optimizer, part) == {"0.weight": 10, "0.bias": 20, "2.weight": 10, "2.bias": 20}
 
 
 def test_cleanrl(run):

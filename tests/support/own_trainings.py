@@ -1,4 +1,6 @@
-"""Models, data and a loop of a reader of docs/your_own_training.md."""
+"""Models, data and a loop of a reader of docs/your_own_training.md and docs/continual_rl.md."""
+
+from types import SimpleNamespace
 
 import torch
 from torch import nn
@@ -56,6 +58,17 @@ def names(folder: object) -> dict[str, object]:
             target_network.load_state_dict(q_network.state_dict())
         state["observation"] = torch.tensor(environment.reset()[0]) if terminated or truncated else following
 
+    actor, critic = network(2), network(2)
+    algorithm = SimpleNamespace(actor=actor, critic=critic)
+    algorithm.optimizer = torch.optim.Adam([*actor.parameters(), *critic.parameters()])
+
+    def learn(iterations):
+        for _ in range(iterations):
+            observations = torch.randn(8, 4)
+            (actor(observations) + critic(observations)).square().mean().backward()
+            algorithm.optimizer.step()
+            algorithm.optimizer.zero_grad()
+
     config = transformers.GPT2Config(vocab_size=128, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     text = torch.tensor(list((b"the same old text, " * 30)[:512])).view(2, 16, 16)
     return {
@@ -73,6 +86,8 @@ def names(folder: object) -> dict[str, object]:
         "q_network": q_network,
         "q_optimizer": q_optimizer,
         "target_network": target_network,
+        "environments": [gymnasium.make("CartPole-v1") for _ in range(2)],
+        "runner": SimpleNamespace(alg=algorithm, learn=learn),
         "total_steps": 200,
         "train_one_step": train_one_step,
         "actor": QValueActor(network(2), in_keys=["observation"], spec=Categorical(2)),
