@@ -23,7 +23,8 @@ from lightning_fire.checkpoints.earlier_training import EarlierTraining, digest_
 from lightning_fire.experiments.decision import Decision, decision_of
 from lightning_fire.experiments.runs import at_work_in
 from lightning_fire.experiments.tables import aligned, difference_cell, with_spread
-from lightning_fire.methods import FIRE, EventMethod, Loop, initial_values
+from lightning_fire.methods import FIRE, Change, EventMethod, Loop, initial_values
+from lightning_fire.methods.base.averages import followers
 from lightning_fire.recipe.recipe import SCRATCH, VANILLA, check_name
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -57,7 +58,8 @@ class Start:
             model: The model, as new. Its values are the initial values that some methods reset to.
             optimizers: Its optimizers, if they exist: they get their state from the checkpoint where it fits, and the
                 method drops that of the weights it changes. Without them the optimizers begin anew.
-            loop: More arguments of `Loop`, such as `forward` and `losses` for methods that use data.
+            loop: More arguments of `Loop`, such as `forward` and `losses` for methods that use data. `averages` begin
+                again from the loaded weights.
 
         Returns:
             The same model.
@@ -73,6 +75,9 @@ class Start:
         self._earlier.load_weights(model, only_check=self.scratch)
         self._loaded = True
         if not self.scratch:
+            stored = {*model.parameters(), *model.buffers()}
+            copies, count_again = followers(model, {tensor: tensor for tensor in stored}, training.averages)
+            Change({copy: new for copy, new in copies.items() if copy not in stored}, then=count_again).make()
             if training.optimizers and (reason := self._earlier.load_optimizer_states(training.optimizers)):
                 print(f"{self.name} seed {self.seed}: the optimizers begin anew: {reason}")
             if isinstance(self._method, EventMethod):

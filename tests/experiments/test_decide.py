@@ -11,6 +11,7 @@ import pytest
 import torch
 from small_training import assert_same_weights, state_of
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from lightning_fire import (
     DASH,
@@ -140,6 +141,36 @@ def test_optimizers_continue_with_their_state_except_of_changed_weights(old, cap
     decide(train, "old.pt", seeds=1)
     assert states == {"vanilla": [True] * 4, "scratch": [False] * 4, "fire": [False, True, False, True]}
     assert "vanilla seed 0: the optimizers begin anew: old.pt is of another kind" in capsys.readouterr().out
+
+
+def test_averages_begin_from_the_loaded_weights(old):
+    """Those of the training; one that is stored with the model is loaded."""
+
+    class Averaged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = network()
+            self.ema = AveragedModel(self.net)
+
+    stored = Averaged()
+    stored.ema.n_averaged.fill_(9)
+    torch.save(stored.state_dict(), "averaged.pt")
+    found = {}
+
+    def train(seed, start):
+        model, kept = Averaged(), AveragedModel(network())
+        kept.n_averaged.fill_(3)
+        start(model, averages=kept)
+        found[start.name] = model, kept
+        return 0.0
+
+    decide(train, "averaged.pt", [])
+    model, kept = found["vanilla"]
+    assert_same_weights(model.net, stored.net)
+    assert_same_weights(kept.module, stored.net)
+    assert_same_weights(model.ema, stored.ema)
+    assert (kept.n_averaged, model.ema.n_averaged) == (0, 9)
+    assert found["scratch"][1].n_averaged == 3
 
 
 def test_a_method_that_the_function_applies_is_given_to_it(old):
