@@ -79,7 +79,8 @@ def run_here(script: str) -> None:
 
     acted_on = model if isinstance(model, list) else [model]
     parameters = {parameter for each in acted_on for parameter in each.parameters()}
-    of = sum(int(Weights().select(each).counted.split()[2]) for each in acted_on)
+    every = Weights(preset="cnn", recurrent=True)
+    of = sum(int(every.select(each).counted.split()[2]) for each in acted_on)
     print(f"\nROW {watch.events},{sum(parameter in parameters for parameter, _ in watch.matrices)} of {of}")
 
 
