@@ -1,0 +1,78 @@
+"""Continue, re-initialize, or train anew, when new classes come: a tiny YOLO finds Fashion-MNIST items on canvases.
+
+python examples/neighbours/decisions/images_every_week.py DATA FOLDER
+
+In week 1 there are 400 canvases with items of classes 0 to 4. In week 2 come 400 with items of all ten classes. Each
+choice trains on the canvases of both weeks, and is measured by mAP50 on 200 canvases of week 2 that are not trained on.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+os.environ |= {"YOLO_OFFLINE": "true", "YOLO_CONFIG_DIR": sys.argv[2]}
+import cv2
+import numpy as np
+import torch
+from torchvision.datasets import FashionMNIST
+from ultralytics import YOLO
+
+from lightning_fire import FIRE, ShrinkAndPerturb, decide
+
+DATA, FOLDER = Path(sys.argv[1]), Path(sys.argv[2]).resolve()
+NETWORK = """
+nc: 10
+backbone: [[-1, 1, Conv, [16, 3, 2]], [-1, 1, Conv, [32, 3, 2]], [-1, 1, C2f, [32, True]], [-1, 1, Conv, [64, 3, 2]],
+           [-1, 1, C2f, [64, True]]]
+head: [[[4], 1, Detect, [nc]]]
+"""
+OPTIONS = {"epochs": 10, "imgsz": 64, "batch": 32, "optimizer": "AdamW", "lr0": 2e-3, "mosaic": 0, "cache": "ram"}
+OPTIONS |= {"device": "cpu", "workers": 0, "val": False, "plots": False, "verbose": False, "exist_ok": True}
+OPTIONS["project"] = str(FOLDER)
+
+
+def canvases(name, number, classes, seed, train=True):
+    """Write canvases of 64×64 with two items each, and their boxes."""
+    items, draw = FashionMNIST(DATA, train), np.random.default_rng(seed)
+    usable = np.flatnonzero(np.isin(items.targets, classes))
+    (FOLDER / "images" / name).mkdir(parents=True, exist_ok=True)
+    (FOLDER / "labels" / name).mkdir(parents=True, exist_ok=True)
+    for index in range(number):
+        canvas, lines = draw.integers(0, 60, (64, 64), np.uint8), []
+        for half, item in enumerate(draw.choice(usable, 2, replace=False)):
+            pixels = items.data[item].numpy()
+            (y0, x0), (y1, x1) = np.argwhere(pixels > 30).min(0), np.argwhere(pixels > 30).max(0) + 1
+            y, x = draw.integers(0, 37), 32 * half + draw.integers(0, 5)
+            canvas[y : y + 28, x : x + 28] = np.maximum(canvas[y : y + 28, x : x + 28], pixels)
+            box = (x + (x0 + x1) / 2, y + (y0 + y1) / 2, x1 - x0, y1 - y0)
+            lines.append(f"{items.targets[item]} " + " ".join(str(edge / 64) for edge in box))
+        cv2.imwrite(str(FOLDER / f"images/{name}/{index}.png"), canvas)
+        (FOLDER / f"labels/{name}/{index}.txt").write_text("\n".join(lines))
+
+
+def fit(weeks, seed, begin=lambda trainer: None):
+    """Train a new network, which `begin` may change before the first step; return the YOLO."""
+    (FOLDER / "data.yaml").write_text(
+        f"path: {FOLDER}\ntrain: {[f'images/{week}' for week in weeks]}\nval: images/next\n"
+        f"names: {dict(enumerate(FashionMNIST.classes))}\n".replace("'", "")
+    )
+    yolo = YOLO(FOLDER / "tiny.yaml")
+    yolo.add_callback("on_train_start", begin)
+    yolo.train(data=str(FOLDER / "data.yaml"), seed=seed, **OPTIONS)
+    return yolo
+
+
+def train(seed, start):
+    yolo = fit(["week1", "week2"], seed, lambda trainer: start(trainer.model, trainer.optimizer, averages=trainer.ema))
+    return yolo.metrics.box.map50
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / "tiny.yaml").write_text(NETWORK)
+    canvases("week1", 400, range(5), seed=1)
+    canvases("week2", 400, range(10), seed=2)
+    canvases("next", 200, range(10), seed=3, train=False)
+    torch.save(fit(["week1"], 0).model.state_dict(), FOLDER / "week1.pt")
+    methods = {"fire": FIRE(), "shrink_and_perturb": ShrinkAndPerturb(0.5)}
+    decide(train, FOLDER / "week1.pt", methods, seeds=5, metric="mAP50", output=FOLDER / "results")
