@@ -15,7 +15,8 @@ from small_training import GrowingData, PlainData, PlainModule
 
 from lightning_fire.recipe.parser import add_method_keys
 
-OWN_TEST = {"continual_rl", "huggingface", "your_own_training"}  # in tests/examples
+# in tests/examples
+OWN_TEST = {"continual_rl", "huggingface", "images_every_week", "series_every_month", "your_own_training"}
 REPOSITORY = "lightning-fire/lightning-fire"
 ABSOLUTE = re.compile(rf"https://(github\.com/{REPOSITORY}/blob|raw\.githubusercontent\.com/{REPOSITORY})/main/")
 

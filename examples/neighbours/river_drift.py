@@ -21,7 +21,8 @@ def stream():
         yield torch.tensor([x]), torch.tensor([int((x[0] > 0) != (index >= 600))])
 
 
-optimizer, detector = torch.optim.Adam(model.parameters(), lr=0.003), drift.binary.DDM()
+optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+detector = drift.binary.DDM()
 for number, (x, y) in enumerate(stream()):
     output = model(x)
     detector.update(bool(output.argmax() != y))

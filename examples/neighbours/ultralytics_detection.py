@@ -31,14 +31,14 @@ os.chdir(tempfile.mkdtemp())
 options = {"epochs": 2, "imgsz": 64, "batch": 8, "device": "cpu", "workers": 0, "plots": False}
 options |= {"nbs": 8, "warmup_epochs": 0, "project": f"{os.getcwd()}/runs"}
 
+YOLO("yolo11n.yaml").train(data=week(1), name="week1", **options)
+
 
 def act(trainer):
     if trainer.start_epoch == 0:  # an interrupted training that is resumed has acted before
         print(fire_(trainer.model, optimizers=trainer.optimizer, averages=trainer.ema))
         assert all(map(torch.equal, trainer.ema.ema.parameters(), trainer.model.parameters()))
 
-
-YOLO("yolo11n.yaml").train(data=week(1), name="week1", **options)
 
 yolo = YOLO("runs/week1/weights/last.pt")
 yolo.add_callback("on_train_start", act)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pages import ROOT, blocks_of
 from torch import nn
 
 from lightning_fire import FIRE, Change, Loop
@@ -76,3 +77,15 @@ def test_own_lines_leave_out_imports_and_stand_ins(run):
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_has_at_most_15_own_lines(run, script):
     assert 0 < run.own_lines(script.read_text()) <= 15
+
+
+@pytest.mark.parametrize("page", ["images_every_week", "series_every_month"])
+def test_code_of_a_page_is_that_of_a_script(page):
+    """It needs libraries that are not installed where the tests run, and names that the script makes."""
+    texts = [path.read_text().splitlines() for path in FOLDER.rglob("*.py")]
+    blocks = blocks_of(ROOT / "docs" / f"{page}.md", "python")
+    assert len(blocks) > 1
+    for block in blocks:
+        lines = [line for line in block.code.splitlines() if not line.startswith(("import ", "from "))]
+        in_order = (iter(text) for text in texts)
+        assert any(all(line in rest for line in lines if line) for rest in in_order), block.code

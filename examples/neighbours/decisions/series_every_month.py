@@ -21,16 +21,16 @@ QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "e
 QUIET["enable_checkpointing"] = False
 
 
-def frame(values, frequency):
-    """Return a series as neuralforecast takes it."""
-    dates = pd.date_range("1950-01-31", periods=len(values), freq=frequency)
+def frame(values):
+    """Return a series as neuralforecast takes it, with dates of months."""
+    dates = pd.date_range("1950-01-31", periods=len(values), freq="ME")
     return pd.DataFrame({"unique_id": "series", "ds": dates, "y": values})
 
 
 SERIES = {
-    "elnino": frame(elnino.load_pandas().data.iloc[:, 1:].to_numpy().ravel(), "ME"),  # °C, monthly
-    "co2": frame(co2.load_pandas().data["co2"].resample("MS").mean().interpolate().to_numpy(), "ME"),  # ppm
-    "sunspots": frame(sunspots.load_pandas().data["SUNACTIVITY"].to_numpy(), "YE"),  # a year
+    "elnino": frame(elnino.load_pandas().data.iloc[:, 1:].to_numpy().ravel()),  # °C
+    "co2": frame(co2.load_pandas().data["co2"].resample("MS").mean().interpolate().to_numpy()),  # ppm
+    "sunspots": frame(sunspots.load_pandas().data["SUNACTIVITY"].to_numpy()),  # of years, which count as months here
 }
 
 
@@ -39,20 +39,17 @@ def new(seed):
     return NHITS(**sizes, scaler_type="standard", random_seed=seed, **QUIET)
 
 
+def train(seed, start):
+    forecaster = NeuralForecast([start(new(seed))], "ME")
+    forecasts = forecaster.cross_validation(series, n_windows=None, test_size=len(series) // 5, step_size=1)
+    return (forecasts["y"] - forecasts["NHITS"]).abs().mean()
+
+
+methods = {"fire": FIRE(), "fire_procrustes": FIRE(scale="procrustes"), "shrink_and_perturb": ShrinkAndPerturb(0.5)}
 for name in sys.argv[2:]:
     series = SERIES[name]
-    frequency = pd.infer_freq(series["ds"])
-    first = NeuralForecast([new(0)], frequency)
+    first = NeuralForecast([new(0)], "ME")
     first.fit(series[: len(series) * 6 // 10])
     first.save(str(FOLDER / name), overwrite=True, save_dataset=False)
-
-    def train(seed, start, series=series, frequency=frequency):
-        forecaster = NeuralForecast([start(new(seed))], frequency)
-        test = len(series) // 5
-        forecasts = forecaster.cross_validation(series, n_windows=None, test_size=test, step_size=1)
-        return (forecasts["y"] - forecasts["NHITS"]).abs().mean()
-
-    methods = {"fire": FIRE(), "fire_procrustes": FIRE(scale="procrustes"), "shrink_and_perturb": ShrinkAndPerturb(0.5)}
-    print(f"\n{name}")
     options = {"seeds": 5, "mode": "min", "metric": f"MAE of {name}", "output": FOLDER / f"{name}_results"}
-    decide(train, next((FOLDER / name).glob("*.safetensors")), methods, **options)
+    decide(train, FOLDER / name / "NHITS_0.safetensors", methods, **options)
