@@ -6,11 +6,9 @@ In week 1 there are 400 canvases with items of classes 0 to 4. In week 2 come 40
 choice trains on the canvases of both weeks, and is measured by mAP50 on 200 canvases of week 2 that are not trained on.
 """
 
-import os
 import sys
 from pathlib import Path
 
-os.environ |= {"YOLO_OFFLINE": "true", "YOLO_CONFIG_DIR": sys.argv[2]}
 import cv2
 import numpy as np
 import torch
@@ -20,23 +18,19 @@ from ultralytics import YOLO
 from lightning_fire import FIRE, ShrinkAndPerturb, decide
 
 DATA, FOLDER = Path(sys.argv[1]), Path(sys.argv[2]).resolve()
-NETWORK = """
-nc: 10
+NETWORK = """nc: 10
 backbone: [[-1, 1, Conv, [16, 3, 2]], [-1, 1, Conv, [32, 3, 2]], [-1, 1, C2f, [32, True]], [-1, 1, Conv, [64, 3, 2]],
            [-1, 1, C2f, [64, True]]]
-head: [[[4], 1, Detect, [nc]]]
-"""
+head: [[[4], 1, Detect, [nc]]]"""
 OPTIONS = {"epochs": 10, "imgsz": 64, "batch": 32, "optimizer": "AdamW", "lr0": 2e-3, "mosaic": 0, "cache": "ram"}
-OPTIONS |= {"device": "cpu", "workers": 0, "val": False, "plots": False, "verbose": False, "exist_ok": True}
-OPTIONS["project"] = str(FOLDER)
+OPTIONS |= {"device": "cpu", "workers": 0, "val": False, "plots": False, "exist_ok": True, "project": str(FOLDER)}
 
 
-def canvases(name, number, classes, seed, train=True):
-    """Write canvases of 64×64 with two items each, and their boxes."""
+def canvases(name, number, classes, seed, train=True):  # of 64×64, with two items each
     items, draw = FashionMNIST(DATA, train), np.random.default_rng(seed)
     usable = np.flatnonzero(np.isin(items.targets, classes))
-    (FOLDER / "images" / name).mkdir(parents=True, exist_ok=True)
-    (FOLDER / "labels" / name).mkdir(parents=True, exist_ok=True)
+    for kind in ("images", "labels"):
+        (FOLDER / kind / name).mkdir(parents=True, exist_ok=True)
     for index in range(number):
         canvas, lines = draw.integers(0, 60, (64, 64), np.uint8), []
         for half, item in enumerate(draw.choice(usable, 2, replace=False)):
@@ -51,11 +45,8 @@ def canvases(name, number, classes, seed, train=True):
 
 
 def fit(weeks, seed, begin=lambda trainer: None):
-    """Train a new network, which `begin` may change before the first step; return the YOLO."""
-    (FOLDER / "data.yaml").write_text(
-        f"path: {FOLDER}\ntrain: {[f'images/{week}' for week in weeks]}\nval: images/next\n"
-        f"names: {dict(enumerate(FashionMNIST.classes))}\n".replace("'", "")
-    )
+    paths = f"path: {FOLDER}\ntrain: [{', '.join(f'images/{week}' for week in weeks)}]\nval: images/next\n"
+    (FOLDER / "data.yaml").write_text(f"{paths}names: [{', '.join(FashionMNIST.classes)}]\n")
     yolo = YOLO(FOLDER / "tiny.yaml")
     yolo.add_callback("on_train_start", begin)
     yolo.train(data=str(FOLDER / "data.yaml"), seed=seed, **OPTIONS)
@@ -67,12 +58,10 @@ def train(seed, start):
     return yolo.metrics.box.map50
 
 
-if __name__ == "__main__":
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / "tiny.yaml").write_text(NETWORK)
-    canvases("week1", 400, range(5), seed=1)
-    canvases("week2", 400, range(10), seed=2)
-    canvases("next", 200, range(10), seed=3, train=False)
-    torch.save(fit(["week1"], 0).model.state_dict(), FOLDER / "week1.pt")
-    methods = {"fire": FIRE(), "shrink_and_perturb": ShrinkAndPerturb(0.5)}
-    decide(train, FOLDER / "week1.pt", methods, seeds=5, metric="mAP50", output=FOLDER / "results")
+canvases("week1", 400, range(5), seed=1)
+canvases("week2", 400, range(10), seed=2)
+canvases("next", 200, range(10), seed=3, train=False)
+(FOLDER / "tiny.yaml").write_text(NETWORK)
+torch.save(fit(["week1"], 0).model.state_dict(), FOLDER / "week1.pt")
+methods = [FIRE(), ShrinkAndPerturb(0.5)]
+decide(train, FOLDER / "week1.pt", methods, seeds=5, metric="mAP50", output=FOLDER / "results")
