@@ -21,12 +21,12 @@ def stream():
         yield torch.tensor([x]), torch.tensor([int((x[0] > 0) != (index >= 600))])
 
 
-optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+optimizer, criterion = torch.optim.Adam(model.parameters(), lr=0.003), nn.CrossEntropyLoss()
 detector = drift.binary.DDM()
 for number, (x, y) in enumerate(stream()):
     output = model(x)
     detector.update(bool(output.argmax() != y))
-    nn.functional.cross_entropy(output, y).backward()
+    criterion(output, y).backward()
     optimizer.step()
     optimizer.zero_grad()
     if detector.drift_detected:
