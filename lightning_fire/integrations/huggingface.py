@@ -291,7 +291,13 @@ class _TrainerData(Adapter):
         yield from map(self._loss_on, self._batches(number))
 
     def _loss_on(self, batch: Any) -> Tensor | None:
-        output = self.model(**send_to_device(batch, next(self.model.parameters()).device))
+        try:
+            output = self.model(**send_to_device(batch, next(self.model.parameters()).device))
+        except TypeError as error:
+            raise ValueError(
+                f"{type(self.model).__name__} cannot be called with a batch of this Trainer ({error}): give"
+                " losses=lambda model: (trainer.compute_loss(model, batch) for batch in …)"
+            ) from error
         return output.get("loss") if isinstance(output, dict) else output[0]
 
     def _batches(self, number: int) -> Iterator[Any]:

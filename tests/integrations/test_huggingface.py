@@ -29,6 +29,7 @@ from lightning_fire.methods import (  # noqa: E402
     FullReset,
     L2Init,
     Loop,
+    ReDo,
     fire_,
 )
 
@@ -521,6 +522,33 @@ def test_unsupported_settings_are_an_error_when_it_is_made():
 class Lossless(Net):
     def forward(self, input_ids, labels=None):
         return {"logits": super().forward(input_ids, labels)["logits"]}
+
+
+class LossOfTheTrainer(transformers.Trainer):
+    """As those of sentence-transformers and of preference optimization: the model takes no labels."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, **options):
+        return nn.functional.cross_entropy(model(inputs["input_ids"])["logits"], inputs["labels"].flatten())
+
+
+@pytest.mark.parametrize("method", [DASH(), ReDo()], ids=lambda method: method.name)
+def test_batches_that_the_model_does_not_take_need_losses(method, tmp_path):
+    class OfIds(Lossless):
+        def forward(self, ids):
+            return super().forward(ids, ids)  # labels are not used
+
+    def training(**options):
+        callback = PlasticityCallback(method, EveryNSteps(5), **options)
+        return trainer(tmp_path, callback, model=OfIds(), kind=LossOfTheTrainer, remove_unused_columns=False)
+
+    with pytest.raises(
+        ValueError, match=r"OfIds cannot be called with a batch .*: give losses=lambda model: \(trainer"
+    ):
+        training().train()
+    batch = {key: torch.stack([block[key] for block in blocks()]) for key in ("input_ids", "labels")}
+    own = training(losses=lambda model: (own.compute_loss(model, batch) for _ in range(8)))
+    own.train()
+    assert [entry["step"] for entry in logged(own, f"{method.name}/event")] == [5]
 
 
 def test_what_is_missing_is_an_error_before_training(tmp_path):
