@@ -36,3 +36,14 @@ def tell_once(trainer: object, message: str, tell: Callable[[str], object] = inf
     if (key or message) not in told:
         tell(message)
     told.add(key or message)
+
+
+def no_change(title: str, from_initial: bool) -> str:
+    """Say that an event of a method has left all weights as they were, and what may be the reason."""
+    why = "they already have the values that it gives them"
+    if from_initial:
+        why = (
+            "they are the initial values, with which the first training of this callback began; if that training"
+            " continued from weights trained before, use fresh_seed=0"
+        )
+    return f"{title} has changed no weight: {why}."

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fire.distributed import rank
-from lightning_fire.messages import logger
+from lightning_fire.messages import logger, no_change
 from lightning_fire.methods import Attached, EventMethod, Method, Training, initial_values
 from lightning_fire.methods.base.all_or_nothing import same_tensors_after_error
 from lightning_fire.methods.base.averages import as_averages
@@ -154,7 +154,10 @@ class Adapter(Training):
         copied = [tensor for _, target in copies for tensor in (*target.parameters(), *target.buffers())]
         report = change.followed_by(finish, guard=partial(same_tensors_after_error, copied)).apply()
         say(f"{self.name} acted at {time} ({report})")
-        return {f"{self.name}/event": float(number), **report.keyed(self.name, layers=False)}
+        values = {f"{self.name}/event": float(number), **report.keyed(self.name, layers=False)}
+        if values.get(f"{self.name}/sfe") == 0:
+            logger.warning(no_change(self.title, self._initial is not None))
+        return values
 
     def metrics(self) -> dict[str, float]:
         """Return what a method that acts at each step logs: sums over optimizers, of `threshold` the mean."""

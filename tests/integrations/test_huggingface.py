@@ -292,6 +292,15 @@ def test_the_first_data_is_said_to_be_the_first(tmp_path, caplog):
     assert caplog.text.count("this data is the first. Data is new in a later train()") == 1
 
 
+def test_an_event_that_changes_nothing_is_named(tmp_path, caplog):
+    """As in a process that starts from loaded weights: these are its initial values."""
+    for fresh_seed, count in ((None, 1), (0, 0)):
+        caplog.clear()
+        callback = PlasticityCallback(FullReset(fresh_seed=fresh_seed), AtNewData(skip_first=False))
+        trainer(tmp_path, callback, model=net()).train()
+        assert caplog.text.count("FullReset has changed no weight: they are the initial values") == count
+
+
 def test_a_checkpoint_without_its_state_is_named(tmp_path, caplog):
     trainer(tmp_path, PlasticityCallback(FIRE()), save_strategy="steps", save_steps=3, save_only_model=True).train()
     with caplog.at_level(logging.INFO):

@@ -31,7 +31,7 @@ from lightning_fire.callbacks.base.observers import (
 from lightning_fire.callbacks.base.progress import Progress, data_source_of, horizon_of
 from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, chunk_of, num_chunks_of, offers
 from lightning_fire.distributed import reshard
-from lightning_fire.messages import inform, rank_zero_warn, tell_once
+from lightning_fire.messages import inform, no_change, rank_zero_warn, tell_once
 from lightning_fire.methods.base.all_or_nothing import same_tensors_after_error
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.report import Report, in_words
@@ -221,13 +221,7 @@ class EventCallback(MethodCallback):
                 inform(f"with it {', '.join(others)}")
             self._rate = RateAfterEvent(trainer, name, clock.epoch, clock.step)
         if values.get(f"{self.name}/sfe") == 0:
-            why = "they already have the values that it gives them"
-            if self.initial is not None:
-                why = (
-                    "they are the initial values, with which the first fit of this callback began; if that fit"
-                    " continued from weights trained before, use fresh_seed=0"
-                )
-            tell_once(trainer, f"{name} has changed no weight: {why}.", rank_zero_warn)
+            tell_once(trainer, no_change(name, self.initial is not None), rank_zero_warn)
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
         mark_event(trainer, self.name, values, sentence)
 
