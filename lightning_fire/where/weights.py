@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from lightning_fire.where.attention import is_causal_language_model, mostly_attention
-from lightning_fire.where.candidate import Candidate, is_matrix, is_vector
+from lightning_fire.where.candidate import LOW_RANK, Candidate, is_matrix, is_vector
 from lightning_fire.where.fused import candidate_in
 from lightning_fire.where.layers import candidates_of, looks_like_a_weight, plain
 from lightning_fire.where.selection import ByName, Row, Selection, about, patterns, some, times
-from lightning_fire.where.trained import UNTRAINED
+from lightning_fire.where.trained import FROZEN, UNTRAINED
 from lightning_fire.where.weight_view import LAYOUTS, Layout, WeightView
 
 VECTOR = "one row or column: only its length would change"
@@ -133,6 +133,9 @@ class Weights(ByName):
         if not selection:
             reason = about(row for row in selection.rows if len(row.shape) > 1)
             reason = reason or ("none of its parameters is a matrix" if selection.rows else "it has no parameters")
+            if FROZEN in reason:
+                adapter = "merge_and_unload() of the adapter and " if LOW_RANK in reason else ""
+                reason += f". Frozen weights are taken after {adapter}model.requires_grad_()"
             raise ValueError(f"{self} selects no weight of {type(module).__name__}: {reason}")
         return selection
 
