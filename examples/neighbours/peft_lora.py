@@ -20,12 +20,15 @@ first, second = blocks("In the beginning God created the heaven. "), blocks("def
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=256, num_key_value_heads=2, **sizes))
 
+# stand-in for your settings
+folder = tempfile.mkdtemp()
+arguments = TrainingArguments(folder, max_steps=20, learning_rate=1e-3, report_to="none", use_cpu=True)
+
 lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")  # not the output layer
 
 
 def trained(base, data):
     adapted = get_peft_model(base, lora)
-    arguments = TrainingArguments(tempfile.mkdtemp(), max_steps=20, learning_rate=1e-3, report_to="none", use_cpu=True)
     Trainer(adapted, arguments, train_dataset=data).train()
     return adapted.merge_and_unload().requires_grad_()
 

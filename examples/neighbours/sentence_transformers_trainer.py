@@ -29,13 +29,18 @@ tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]").save_pretrained(folder)
 sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
 BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
-
 model = SentenceTransformer(modules=[Transformer(folder), Pooling(16)], device="cpu")
+
+# stand-in for your settings
+options = {"num_train_epochs": 2, "learning_rate": 1e-3, "report_to": "none", "use_cpu": True}
+arguments = SentenceTransformerTrainingArguments(tempfile.mkdtemp(), **options)
+
 loss = MultipleNegativesRankingLoss(model)
 fire = PlasticityCallback(FIRE())
 for number in range(2):
-    arguments = SentenceTransformerTrainingArguments(
-        tempfile.mkdtemp(), num_train_epochs=2, learning_rate=1e-3, report_to="none", use_cpu=True
-    )
     trainer = SentenceTransformerTrainer(model, arguments, train_dataset=month(number), loss=loss, callbacks=[fire])
     trainer.train()
+
+model.save(folder)
+saved = SentenceTransformer(folder, device="cpu").state_dict()
+assert all(value.equal(saved[name]) for name, value in model.state_dict().items())

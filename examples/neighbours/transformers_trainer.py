@@ -20,8 +20,11 @@ phases = blocks("In the beginning God created the heaven. "), blocks("def add(fi
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=256, num_key_value_heads=2, **sizes))
 
+# stand-in for your settings
+folder = tempfile.mkdtemp()
+arguments = TrainingArguments(folder, max_steps=20, learning_rate=1e-3, report_to="none", use_cpu=True)
+
 fire = PlasticityCallback(FIRE(steps=5))  # five steps, as in the paper for GPT
 for data in phases:
-    arguments = TrainingArguments(tempfile.mkdtemp(), max_steps=20, learning_rate=1e-3, report_to="none", use_cpu=True)
     trainer = Trainer(model, arguments, train_dataset=data, callbacks=[fire])
     trainer.train()

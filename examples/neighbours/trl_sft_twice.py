@@ -25,10 +25,11 @@ tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>
 sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 model = LlamaForCausalLM(LlamaConfig(vocab_size=len(letters), num_key_value_heads=2, eos_token_id=1, **sizes))
 
+# stand-in for your settings
+folder = tempfile.mkdtemp()
+arguments = SFTConfig(folder, max_steps=10, learning_rate=1e-3, report_to="none", use_cpu=True, bf16=False)
+
 fire = PlasticityCallback(FIRE(steps=5))  # five steps, as in the paper for GPT
 for data in phases:
-    arguments = SFTConfig(
-        tempfile.mkdtemp(), max_steps=10, learning_rate=1e-3, report_to="none", use_cpu=True, bf16=False
-    )
     trainer = SFTTrainer(model, arguments, train_dataset=data, processing_class=tokenizer, callbacks=[fire])
     trainer.train()
