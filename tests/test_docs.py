@@ -16,7 +16,8 @@ from small_training import GrowingData, PlainData, PlainModule
 from lightning_fire.recipe.parser import add_method_keys
 
 # in tests/examples
-OWN_TEST = {"continual_rl", "huggingface", "images_every_week", "series_every_month", "your_own_training"}
+OWN_TEST = {"continual_rl", "images_every_week", "series_every_month", "your_own_training"}
+OF_SCRIPTS = {"fine_tuning_again", "language_in_phases"}  # of examples/neighbours, which need other libraries
 REPOSITORY = "lightning-fire/lightning-fire"
 ABSOLUTE = re.compile(rf"https://(github\.com/{REPOSITORY}/blob|raw\.githubusercontent\.com/{REPOSITORY})/main/")
 
@@ -53,7 +54,9 @@ class QuietTrainer(pl.Trainer):
 
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no `validation_step`")
 @pytest.mark.parametrize(
-    "page", [page for page in pages_with("python") if page.stem not in OWN_TEST], ids=lambda page: page.stem
+    "page",
+    [page for page in pages_with("python") if page.stem not in OWN_TEST | OF_SCRIPTS],
+    ids=lambda page: page.stem,
 )
 def test_code_runs(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -70,6 +73,15 @@ def test_code_runs(page, monkeypatch, tmp_path):
     for block in blocks_of(page, "python"):
         names |= {name: of_the_reader[name] for name in block.yours - names.keys()}
         exec(compile(block.code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("page", sorted(OF_SCRIPTS))
+def test_code_is_that_of_a_script(page):
+    """`make test-neighbours` runs the scripts."""
+    scripts = [path.read_text() for path in (ROOT / "examples" / "neighbours").glob("*.py")]
+    for block in blocks_of(ROOT / "docs" / f"{page}.md", "python"):
+        code = re.sub(r"\A(?:(?:from|import) .*\n|\n)+", "", block.code)
+        assert any(code in script for script in scripts), f"{page}: in no script:\n{code}"
 
 
 def own_method(monkeypatch, tmp_path):

@@ -66,13 +66,6 @@ def test_pytorch_lightning(run):
     assert counted == {"net.0.weight": 8, "net.0.bias": 16, "net.2.weight": 8, "net.2.bias": 16}
 
 
-def test_hugging_face(run):
-    names = run("Hugging Face Trainer")
-    (entry,) = [entry for entry in names["trainer"].state.log_history if "fire/sfe" in entry]
-    assert entry["step"] == 0
-    assert entry["fire/dfi_normalized_after"] < 0.2 < entry["fire/dfi_normalized_before"]
-
-
 def test_stable_baselines3(run, caplog):
     agent = run("Stable-Baselines3")["agent"]
     assert "fire acted at timestep 200 (dfi_normalized " in caplog.text

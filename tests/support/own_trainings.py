@@ -1,4 +1,4 @@
-"""Models, data and a loop of a reader of docs/your_own_training.md and docs/continual_rl.md."""
+"""Models, data and a loop of a reader of pages on trainings in other libraries."""
 
 from types import SimpleNamespace
 

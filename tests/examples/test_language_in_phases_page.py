@@ -1,0 +1,59 @@
+"""docs/language_in_phases.md: its callback, its commands on files; docs/language_families.md: the families tested."""
+
+import re
+import shlex
+
+import pytest
+
+for library in ("accelerate", "pytorch_lightning", "safetensors", "torchrl", "transformers"):
+    pytest.importorskip(library)
+
+import own_trainings  # noqa: E402
+from language_models import FAMILIES  # noqa: E402
+from pages import ROOT, blocks_of  # noqa: E402
+
+from lightning_fire.cli import main  # noqa: E402
+from lightning_fire.functional import dfi_normalized  # noqa: E402
+from lightning_fire.where import Weights  # noqa: E402
+
+PAGE = ROOT / "docs" / "language_in_phases.md"
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+def deviation(model):
+    return sum(float(dfi_normalized(view.read())) for view in Weights("gpt").select(model.transformer))
+
+
+def test_the_callback_and_the_commands(tmp_path, monkeypatch, capsys):
+    """One event, where the second training begins; on files every matrix becomes nearly isometric."""
+    monkeypatch.chdir(tmp_path)
+    theirs = own_trainings.names(tmp_path)
+    names = {"model": theirs["language_model"], "arguments": theirs["arguments"], "phases": theirs["texts"]}
+    exec(blocks_of(PAGE, "python")[0].code, names)
+    (entry,) = [entry for entry in names["trainer"].state.log_history if "fire/sfe" in entry]
+    assert entry["step"] == 0
+    assert entry["fire/dfi_normalized_after"] < 0.2 < entry["fire/dfi_normalized_before"]
+
+    model = type(names["model"])(names["model"].config)
+    model.save_pretrained("runs/phase1/model")
+    capsys.readouterr()
+    for line in blocks_of(PAGE, "bash")[0].code.splitlines():
+        assert line.startswith("lightning-fire ")
+        main(shlex.split(line)[1:])
+    assert "replaced 6 weight matrices" in capsys.readouterr().out  # the tied output layer stays
+    after = type(model).from_pretrained("runs/phase1/fire")
+    assert deviation(model) > 6 * 0.3
+    assert deviation(after) < 0.4 * deviation(model)
+
+
+def test_the_table_is_that_of_the_tests():
+    page = (ROOT / "docs" / "language_families.md").read_text()
+    lines = [line.strip("| ").split(" | ") for line in page.splitlines() if re.search(r"\d+ of \d+ \|", line)]
+    rows = {name: cells for name, *cells in lines}
+    assert list(rows) == list(FAMILIES)
+    for name, (attention, output, training, files) in rows.items():
+        family = FAMILIES[name]
+        number = f"{family.matrices} of {family.matrices}"
+        assert (output, training) == ("tied" if family.tied else "its own", number)
+        assert files == number + " with `--tied`" * family.tied
+        assert bool(family.fused) == attention.startswith("one ")
