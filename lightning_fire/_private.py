@@ -1,6 +1,6 @@
-"""Every access to private attributes of torch, in one file.
+"""Every access to private attributes of torch, and of Keras on it, in one file.
 
-Tested with torch 2.6 to 2.15: new releases are checked against this file.
+Tested with torch 2.6 to 2.15 and Keras 3.15: new releases are checked against this file.
 """
 
 import copy
@@ -35,6 +35,11 @@ def is_compiled(module: nn.Module) -> bool:
     return getattr(module, "_compiler_ctx", None) is not None or any(  # Lightning's mark on a LightningModule
         type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in module.modules()
     )
+
+
+def layers_of_keras(model: nn.Module) -> list[Any]:
+    """Return the layers of a model of Keras with its torch backend, nested ones too; none of another module."""
+    return list(model._flatten_layers()) if hasattr(model, "_torch_params") else []  # type: ignore[operator]
 
 
 def show_hooks(module: nn.Module) -> Callable[[], None]:

@@ -148,7 +148,7 @@ def decision_of(
     both = continued in gains and anew in gains
     better = [m for m in others if both and (m, continued) in beaten and (m, anew) in beaten]
     warm, choice = pairs.get((continued, anew)), best[0] if best else None
-    if (choice, continued) in pairs and pairs[choice, continued].gain < least:
+    if choice and (choice, continued) in pairs and pairs[choice, continued].gain < least:
         choice = continued
     open_now = choice == continued and len(best) > 1 and first_gain and first_gain.gain >= (worth or np.inf)
     leading = by_mean[0] if open_now else choice

@@ -103,7 +103,7 @@ class _Measuring(Attached):
         if "ranks" in self.told:
             return {}
         try:
-            return report_of_features(gram_of_last_features(self.model, [torch.enable_grad()(forward)])).values
+            return dict(report_of_features(gram_of_last_features(self.model, [torch.enable_grad()(forward)])).values)
         except ValueError as error:
             self.told.add("ranks")
             say(f"plasticity/srank and other ranks are not logged: {error}.")

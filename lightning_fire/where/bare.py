@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import nn
 from torch.nn import Parameter
 
-from lightning_fire._private import children_of
+from lightning_fire._private import children_of, layers_of_keras
 from lightning_fire.where.candidate import Candidate
 from lightning_fire.where.fused import (
     NOT_FUSED,
@@ -107,7 +107,7 @@ def _layouts_of(module: nn.Module, parameters: Mapping[str, Parameter], parent: 
 
 def _convolutions_of_keras(model: nn.Module) -> dict[str, int]:
     """Return the numbers of groups of the convolutions in a model of Keras, by the names of their kernels."""
-    layers = model._flatten_layers() if hasattr(model, "_torch_params") else ()  # type: ignore[operator]
+    layers = layers_of_keras(model)
     built = [layer for layer in layers if "BaseConv" in classes_of(layer) and hasattr(layer, "kernel")]
     return {layer.kernel.path: layer.groups for layer in built if hasattr(layer.kernel, "path")}
 
