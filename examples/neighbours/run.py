@@ -1,6 +1,6 @@
 """Run each script beside this one in a process of its own, watch what becomes of its events, and write the table.
 
-python examples/neighbours/run.py               # all; the table is docs/neighbours.csv
+python examples/neighbours/run.py               # all; the table is on docs/your_own_training.md
 python examples/neighbours/run.py skorch darts  # some: the rows of the others stay
 
 A script fails if it ends in an error, if no event changes a weight, if a change is lost (at the end a weight is nearer
@@ -8,7 +8,6 @@ to its old value than to the new one), or if nobody trains a changed weight (it 
 """
 
 import ast
-import csv
 import os
 import runpy
 import subprocess
@@ -18,7 +17,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TABLE = HERE.parent.parent / "docs" / "neighbours.csv"
+PAGE = HERE.parent.parent / "docs" / "your_own_training.md"
+HEAD = (
+    "| script | library | version | own lines | events | matrices | verified | seconds |"
+)
 
 
 def own_lines(text: str) -> int:
@@ -103,16 +105,22 @@ def row_of(script: str) -> dict[str, str]:
     return row
 
 
+def write(rows: list[dict[str, str]], scripts: list[str]) -> None:
+    """Put rows into the table on the page; those of other scripts stay, if they are still there."""
+    before, _, after = PAGE.read_text().partition(f"{HEAD}\n")
+    rule, *lines = after.partition("\n\n")[0].splitlines()
+    rest = after[len("\n".join([rule, *lines])) :]
+    table = {line.split("|")[1].strip(): line for line in lines}
+    table |= {row["script"]: f"| {' | '.join(row.values())} |" for row in rows}
+    kept = [table[script] for script in scripts if script in table]
+    PAGE.write_text(before + "\n".join([HEAD, rule, *kept]) + rest)
+
+
 def main() -> None:
     """Run the scripts that are named, or all."""
     all_scripts = sorted(path.stem for path in HERE.glob("*.py") if path.stem != "run")
     rows = [row_of(script) for script in sys.argv[1:] or all_scripts]
-    known = list(csv.DictReader(TABLE.open())) if TABLE.exists() else []
-    table = {row["script"]: row for row in [*known, *rows]}
-    with TABLE.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(table[script] for script in all_scripts if script in table)
+    write(rows, all_scripts)
     if failed := [row["script"] for row in rows if row["verified"] == "no"]:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

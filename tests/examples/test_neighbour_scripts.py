@@ -89,3 +89,14 @@ def test_code_of_a_page_is_that_of_a_script(page):
         lines = [line for line in block.code.splitlines() if not line.startswith(("import ", "from "))]
         in_order = (iter(text) for text in texts)
         assert any(all(line in rest for line in lines if line) for rest in in_order), block.code
+
+
+def test_a_row_replaces_that_of_its_script_on_the_page(run, monkeypatch, tmp_path):
+    page = tmp_path / "page.md"
+    row = dict.fromkeys(run.HEAD.strip("| ").split(" | "), "1")
+    old = "\n".join(f"| {name} {'| 0 ' * 7}|" for name in ("a", "b", "gone"))
+    page.write_text(f"text\n\n{run.HEAD}\n|---|\n{old}\n\nmore\n")
+    monkeypatch.setattr(run, "PAGE", page)
+    run.write([row | {"script": "b"}, row | {"script": "c"}], ["a", "b", "c"])
+    new = [f"| {name} {f'| {value} ' * 7}|" for name, value in (("a", 0), ("b", 1), ("c", 1))]
+    assert page.read_text().splitlines() == ["text", "", run.HEAD, "|---|", *new, "", "more"]
