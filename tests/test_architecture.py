@@ -90,6 +90,7 @@ def imports(path: Path) -> set[str]:
 def rooms() -> dict[str, list[Path]]:
     found = {path.stem: [path] for path in PACKAGE.glob("*.py") if path.stem not in ("__init__", "__main__")}
     found |= {path.name: sorted(path.rglob("*.py")) for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    found["recipe"] = [path for path in found["recipe"] if "template" not in path.parts]  # a user's own files
     return found
 
 

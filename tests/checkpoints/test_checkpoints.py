@@ -329,9 +329,9 @@ def test_diagnose_does_not_conclude(tmp_path, capsys, weight):
     """Whatever the ratio, the text about it is the same, and names the command that decides."""
     path = write_safetensors(tmp_path / "model.safetensors", {"fc.weight": weight})
     (row,) = main(["diagnose", str(path)])
-    *_, first, second, third, fourth, command = capsys.readouterr().out.splitlines()
+    *_, first, second, third, fourth, fifth, command = capsys.readouterr().out.splitlines()
     assert first == f"DfI × {max(row.dfi_ratio, 0.01):.3g} that of new weights (geometric mean)"
-    about = f"{second} {third} {fourth}"
+    about = f"{second} {third} {fourth} {fifth}"
     assert "follows the length of training" in about and "does not show whether" in about
     _, _, recipe, *words = command.split()
     assert recipe == "RECIPE"
