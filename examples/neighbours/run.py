@@ -18,9 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs" / "your_own_training.md"
-HEAD = (
-    "| script | library | version | own lines | events | matrices | verified | seconds |"
-)
+HEAD = "| script | library | version | own lines | events | matrices | verified | seconds |"
 
 
 def own_lines(text: str) -> int:
