@@ -2,7 +2,7 @@
 
 from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
-from lightning_fire.callbacks.continue_steps import continue_steps
+from lightning_fire.callbacks.steps_of_logs import continue_steps
 from lightning_fire.callbacks.feature_rank import FeatureRank
 from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.hare_and_tortoise import HareAndTortoise
