@@ -117,8 +117,10 @@ def write(rows: list[dict[str, str]], scripts: list[str]) -> None:
 def main() -> None:
     """Run the scripts that are named, or all."""
     all_scripts = sorted(path.stem for path in HERE.glob("*.py") if path.stem != "run")
-    rows = [row_of(script) for script in sys.argv[1:] or all_scripts]
-    write(rows, all_scripts)
+    rows = []
+    for script in sys.argv[1:] or all_scripts:
+        rows.append(row_of(script))
+        write(rows[-1:], all_scripts)
     if failed := [row["script"] for row in rows if row["verified"] == "no"]:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

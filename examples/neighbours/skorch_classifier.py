@@ -20,7 +20,7 @@ network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(
 net = NeuralNetClassifier(
     network, criterion=nn.CrossEntropyLoss, optimizer=torch.optim.Adam, max_epochs=3, verbose=0
 ).initialize()
-for number in range(3):
+for number in range(2):
     if number > 0:
         print(fire_(net.module_, optimizers=net.optimizer_))
     net.partial_fit(*week(number))

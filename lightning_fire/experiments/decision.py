@@ -85,8 +85,8 @@ class Decision:
             known.
         leading: What to take if it must be decided now: `choice`, but where nothing is shown to be better than
             continuing, the method with the best mean if it gains at least `worth`.
-        best: The best method alone, or all that cannot be told apart from the one with the best mean. Continuing comes
-            first, then what is shown to be better than continuing and training anew, then the cheapest.
+        best: The best method alone, or all that no other is shown to be better than. Continuing comes first, then what
+            is shown to be better than continuing and training anew, then the cheapest.
         better: Methods that are better than both continuing and training anew.
         warm_start: How much better continuing is than training anew; None: not known.
         worth: The smallest difference of the metric that matters; None: not known.
@@ -141,7 +141,8 @@ def decision_of(
     first_gain = pairs.get((next(iter(by_mean), ""), continued))
     least = worth or 0.0
     worth = _worth(gains, first_gain) if worth is None else worth
-    level = [method for method in by_mean if (by_mean[0], method) not in beaten] if pairs else []
+    worse = {method for _, method in beaten}
+    level = [method for method in by_mean if method not in worse] or by_mean[:1] if pairs else []
     shown = {m: sum((m, base) in beaten for base in (continued, anew)) for m in gains}
     best = sorted(level, key=lambda m: (m != continued, -shown[m], *_expense(costs.get(m, Cost()))))
     others = [method for method in gains if method not in (continued, anew)]
@@ -320,7 +321,10 @@ def _what_is_open(pairs: Sequence[Difference], worth: float) -> str:
     if more <= FEASIBLE:
         return f"{more:.0f} more seed{'s' * int(more != 1)} would decide a difference of {_rounded(worth, worth)}."
     decided = max(half_width(pair.spread, pair.seeds + FEASIBLE, pair.level) for pair in pairs)
-    return f"Treat differences below {_rounded(decided, decided)} as none: {FEASIBLE} more seeds would not decide them."
+    return (
+        f"Differences below {_rounded(decided, decided)} would need more than {FEASIBLE} further seeds: treat them as"
+        " none."
+    )
 
 
 def _no_interval(gains: Mapping[str, Mapping[int, float]]) -> str:

@@ -201,7 +201,9 @@ def say(message: str) -> None:
 
 
 def require_known_times(
-    schedule: Schedule, unknown: tuple[type[Schedule], ...] = (), known: str = "only the steps of training are known"
+    schedule: Schedule,
+    unknown: tuple[type[Schedule], ...] = (),
+    known: str = "only the steps of training are known; give `EveryNSteps(n)`, or call `fire_` where the data changes",
 ) -> None:
     """Raise a ValueError if a schedule, or one of several, waits for a metric or is of a kind that is unknown here."""
     for each in schedules_in(schedule):
