@@ -31,7 +31,8 @@ class FullReset(ResetMethod):
 
     Args:
         fresh_seed: Seed of new values by each layer's `reset_parameters`, to which the number of the event is added;
-            the same on every rank. Default: the target is the values of the model when it was new, as in the paper.
+            the same on every rank, and in all seeds of a comparison, whose interval then lacks the luck of the draw.
+            Default: the target is the values of the model when it was new, as in the paper.
         optimizer_state: Whose optimizer state to drop: `keep`, `touched` or `all`.
         where: The parameters to reset, such as those of a head. Default: every trainable parameter, and the buffers
             beside them: those of a part whose parameters are all frozen, or trained by no optimizer, stay.
