@@ -9,8 +9,9 @@ NUMBERS = ["price", "promotion", "holiday"]  # columns of numbers, scaled to abo
 
 def read_week(week: int, rows: int, drift: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return the rows of a week: codes (rows, categories), numbers (rows, numbers) and targets (rows,)."""
-    # Yours, instead of all below:
-    #   frame = pandas.read_parquet(f"weeks/{week}.parquet")  # or read_csv
+    # Yours, instead of all below (leave `rows` and `drift` as they are); the targets scaled too, to about -2 to 2:
+    #   frame = pandas.read_parquet(Path(__file__).with_name("weeks") / f"{week}.parquet")  # or read_csv
+    #   codes of text: frame[column].astype("category").cat.codes, made once from the table of all weeks
     #   codes, numbers = frame[list(CATEGORIES)].to_numpy("int64"), frame[NUMBERS].to_numpy("float32")
     #   return torch.tensor(codes), torch.tensor(numbers), torch.tensor(frame["demand"].to_numpy("float32"))
     effects = {name: torch.zeros(size, 6) for name, size in CATEGORIES.items()}
