@@ -95,4 +95,4 @@ def test_two_months_of_one_year(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["months", str(tmp_path), "--seeds", "1", "--months", "2", "--runs", "2"])
     months.main()  # nothing is run again
     printed = capsys.readouterr().out
-    assert "| the advice, held out | 2 | " in printed and "year 0" not in printed
+    assert "| the choice, held out | 2 | " in printed and "year 0" not in printed
