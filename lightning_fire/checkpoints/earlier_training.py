@@ -9,9 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fire._private import is_a
 from lightning_fire.checkpoints.formats import open_checkpoint
-from lightning_fire.where.layers import plain
+from lightning_fire.where.layers import injected_heads, plain
 from lightning_fire.where.selection import some
 
 _WEIGHTS = (".safetensors", ".bin")  # files of a folder that a digest covers
@@ -45,8 +44,7 @@ class EarlierTraining:
         Raises:
             ValueError: If names or shapes differ.
         """
-        heads = [plain(path) for path, part in module.named_modules() if is_a(part, "InjectedHead")]
-        frozen = tuple(f"{head}.{copies}." for head in heads for copies in ("frozen", "taken_away"))
+        heads, frozen = injected_heads(module)
         written = {name: tensor for name, tensor in self.weights.items() if not name.startswith(frozen)}
         own = {
             _of_head(plain(name), heads): (name, t)

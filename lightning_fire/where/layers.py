@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from lightning_fire._private import children_of, has_gradient_hook
+from lightning_fire._private import children_of, has_gradient_hook, is_a
 from lightning_fire.distributed import local
 from lightning_fire.where.attention import of_multihead_attention, user_of, wraps_one_layer
 from lightning_fire.where.bare import bare_weights, recurrent_weights, stacked
@@ -119,6 +119,12 @@ def _target_networks(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
 def plain(name: str) -> str:
     """Return a name without the prefix that `torch.compile` gives."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def injected_heads(model: nn.Module) -> tuple[list[str], tuple[str, ...]]:
+    """Return the names of the heads that `PlasticityInjection` has wrapped, and the prefixes of their frozen copies."""
+    heads = [plain(path) for path, part in model.named_modules() if is_a(part, "InjectedHead")]
+    return heads, tuple(f"{head}.{copies}." for head in heads for copies in ("frozen", "taken_away"))
 
 
 def _declared(path: str, module: nn.Module, layers: Mapping[type[nn.Module] | str, Layout]) -> Iterator[Candidate]:

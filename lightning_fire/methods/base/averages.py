@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_fire._private import is_a
 from lightning_fire.distributed import local
-from lightning_fire.where.layers import plain
+from lightning_fire.where.layers import injected_heads, plain
 from lightning_fire.where.selection import some
 from lightning_fire.where.trained import why_not_trained
 
@@ -144,8 +143,7 @@ def unknown_copies(model: nn.Module) -> list[str]:
         if any(weight.ndim > 1 for weight in weights) and not any(map(why_not_trained, weights))
     ]
     found: list[str] = []
-    heads = [path for path, part in parts.items() if is_a(part, "InjectedHead")]
-    frozen = tuple(f"{head}.{copies}." for head in heads for copies in ("frozen", "taken_away"))
+    _, frozen = injected_heads(model)
     for path, part in parts.items():
         if path.startswith(frozen):  # copies that are to stay
             continue
