@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from lightning_fire.data.chunked import ChunkedDataModule
 from lightning_fire.data.resumable_loader import EpochSampler
 from lightning_fire.data.samples import normalize
+from lightning_fire.data.streams import Stream
 from lightning_fire.functional import dfi_normalized, entropy_rank
 from lightning_fire.methods import initial_values
 from lightning_fire.when import AtNewData, Clock, Reading, Schedule, watched_by
@@ -155,15 +156,18 @@ class Chunk:
         self._tests = _samples([source.datasets(number)[1][:] for source in sources], sources[0])
         first = protocol.first_epoch(number)
         self.epochs = range(first, first + protocol.epochs_per_chunk[number])
+        self._drifts = isinstance(protocol, Stream) and protocol.drift > 0
         self._load(first)
 
     def _load(self, epoch: int) -> None:
+        self._loaded = epoch
         self._trains = [source.train_samples(epoch) for source in self._sources]
         self._inputs, self._labels = _samples([train[:] for train in self._trains], self._sources[0])
 
     def batches(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield inputs `(members, batch, ...)` and labels `(members, batch)` of an epoch."""
-        self._load(epoch)
+        if self._drifts and epoch != self._loaded:
+            self._load(epoch)
         orders = []
         for train, source in zip(self._trains, self._sources, strict=True):
             sampler = EpochSampler(train, seed=source.seed, num_replicas=1, rank=0)
