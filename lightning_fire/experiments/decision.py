@@ -157,13 +157,12 @@ def decision_of(
     open_ = [pair for pair in undecided if max(pair.high, -pair.low) > worth] if worth else []
     more = max((pair.more_seeds(worth) for pair in open_), default=None) if worth else None
 
-    rival = next((m for m in (leading, *best[:1], *by_mean) if m and m != continued), anew)
+    rival = continued
+    if choice == continued:
+        rival = next((m for m in (leading, *best[:1], *by_mean) if m and m != continued), anew)
     gain = pairs.get((rival if choice == continued else choice or "", continued))
     too_small = _rounded(least, least) if best and best[0] != choice else ""
-    alone, leads = len(best) == 1, leading != choice
-    told = [_headline(choice, rival, leads, alone, gain, metric, continued, anew, too_small)]
-    if choice != continued:
-        rival = continued
+    told = [_headline(choice, rival, leading != choice, len(best) == 1, gain, metric, continued, anew, too_small)]
     if warm is None or {choice, rival} != {continued, anew}:
         told.append(_warm_start(continued, anew, warm, metric, unranked))
     if choice and best == [choice]:
