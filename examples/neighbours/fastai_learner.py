@@ -1,4 +1,4 @@
-"""fastai: act before the Learner is fitted to new data; its optimizer goes on, and forgets the changed weights."""
+"""fastai: act before the Learner is fitted to new data; its optimizer continues, and forgets the changed weights."""
 
 import torch
 from fastai.data.core import DataLoaders
