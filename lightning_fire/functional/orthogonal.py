@@ -20,7 +20,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from lightning_fire.functional._cpu import iterated, projected
-from lightning_fire.functional.checks import finite, full_precision
+from lightning_fire.functional.checks import finite, full_precision, real
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, power_of_two
 
 Coefficients = Literal["cubic", "quintic", "muon"]
@@ -77,7 +77,6 @@ def polar(matrix: Tensor) -> Tensor:
     return projected(finite(matrix, "matrix")).to(matrix.dtype)
 
 
-@full_precision
 def fire(
     weight: Tensor,
     steps: int | Literal["exact"] = 10,
@@ -109,9 +108,21 @@ def fire(
                 [0.0000, 0.0000],
                 [0.0000, 0.0000]])
     """
+    return fire_of_finite(finite(weight, "weight"), steps, coefficients, scale, groups).to(weight.dtype)
+
+
+@full_precision
+def fire_of_finite(
+    weight: Tensor,
+    steps: int | Literal["exact"] = 10,
+    coefficients: Coefficients = "cubic",
+    scale: Scale = "paper",
+    groups: int = 1,
+) -> Tensor:
+    """`fire` of a weight that is known to be finite: on a GPU it does not wait for a check."""
     if steps != "exact" and not _is_count(steps):
         raise ValueError(f"`steps` must be an integer of at least 1, or 'exact', got {steps!r}")
-    matrices = as_matrices(finite(weight, "weight"), groups)
+    matrices = as_matrices(real(weight, "weight"), groups)
     isometry = projected(matrices) if steps == "exact" else iterated(matrices, steps, _numbers(coefficients))
     isometry = rescale(isometry, matrices, (weight.shape[0] // groups, *weight.shape[1:]), scale)
     return isometry.movedim(1, -1).reshape(weight.shape).to(weight.dtype).contiguous()

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire.distributed import warn
-from lightning_fire.functional import fire
-from lightning_fire.functional.orthogonal import Coefficients, Scale
+from lightning_fire.functional.orthogonal import Coefficients, Scale, fire_of_finite
 from lightning_fire.methods.base.change import Change, change_weights
 from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
@@ -61,7 +60,7 @@ class FIRE(EventMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         few = min(self.steps, 1) if isinstance(self.steps, Integral) else self.steps
-        fire(
+        fire_of_finite(
             torch.eye(1, device="cpu"), few, self.coefficients, "paper" if self.scale == "auto" else self.scale
         )  # checks them
 
@@ -80,7 +79,7 @@ class FIRE(EventMethod):
         scales = scales_of(model, weights) if self.scale == "auto" else dict.fromkeys(names, self.scale)
 
         def new_weight(view: WeightView, weight: Tensor) -> Tensor:
-            return fire(weight, self.steps, self.coefficients, scales[view.name], view.groups)
+            return fire_of_finite(weight, self.steps, self.coefficients, scales[view.name], view.groups)
 
         change = change_weights(weights, new_weight, training.share_work, training.measure)
         if change.report and (zeros := change.report.zeros):
