@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from lightning_fire._private import is_a
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Trainer
     from lightning.pytorch.utilities import CombinedLoader
 
 _VALIDATED = "_last_val_time"  # of a Trainer: does not exist before its first validation, nor in older releases
@@ -47,9 +47,11 @@ def combined_like(combined: "CombinedLoader", loaders: list[Any]) -> "CombinedLo
     return copied
 
 
-def before_batch_transfer(module: "LightningModule", batch: Any) -> Any:
-    """Return a batch after the hook `on_before_batch_transfer` of the DataModule or of the module."""
-    return module._on_before_batch_transfer(batch, dataloader_idx=0)
+def transferred(trainer: "Trainer", batch: Any) -> Any:
+    """Return a batch of a loader as training gets it: in the dtype of the precision, on the device, after all hooks."""
+    batch = trainer.precision_plugin.convert_input(batch)
+    batch = undeclared(trainer.lightning_module)._on_before_batch_transfer(batch, dataloader_idx=0)
+    return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
 def batches_that_stepped(trainer: "Trainer") -> int:

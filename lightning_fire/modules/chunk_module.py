@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fire._lightning import undeclared
+from lightning_fire._lightning import transferred, undeclared
 from lightning_fire.contracts import HasChunkAt, HasStepsPerChunk, offers
 from lightning_fire.modules.chunk_schedule import ChunkSchedule, Decay, learning_rate_factors
 
@@ -38,7 +38,7 @@ class ChunkModule(pl.LightningModule):
         modes = {module: module.training for module in self.modules()}
         self.eval()
         for batch in islice(batches, limit):
-            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # normalizes images, too
+            batch = transferred(trainer, batch)
             with trainer.precision_plugin.forward_context():
                 self._evaluate_at_new_data(batch)
         for module, mode in modes.items():

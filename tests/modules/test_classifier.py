@@ -221,3 +221,12 @@ def test_a_classifier_without_a_trainer_gives_its_loss():
     module = Classifier(net(), num_classes=4).eval()
     batch = images(5, 0).tensors[0] / 255, images(5, 0).tensors[1]
     torch.testing.assert_close(module.training_step(batch, 0), nn.functional.cross_entropy(module(batch[0]), batch[1]))
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_an_evaluation_at_new_data_is_in_the_precision_of_the_trainer(precision):
+    vectors = TensorDataset(torch.randn(40, 16, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 4)
+    data = ChunkedDataModule(vectors, vectors, Continual(2, epochs=1), batch_size=10)
+    module = Classifier(net(), 4)
+    trainer(max_epochs=2, precision=precision).fit(module, datamodule=data)
+    assert module.dtype == {"64-true": torch.float64, "bf16-true": torch.bfloat16}[precision]

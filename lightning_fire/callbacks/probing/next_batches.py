@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from lightning_fire._lightning import before_batch_transfer, combined_like, combined_loader
+from lightning_fire._lightning import combined_like, combined_loader, transferred
 from lightning_fire._private import copy_of_loader
 from lightning_fire.messages import inform, rank_zero_warn, tell_once
 
@@ -45,9 +45,7 @@ def next_batches(trainer: Trainer, number: int) -> Iterator[Any]:
             tell_once(trainer, message, rank_zero_warn)
             return
         read += 1
-        batch = trainer.precision_plugin.convert_input(batch)
-        batch = before_batch_transfer(trainer.lightning_module, batch)
-        yield trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        yield transferred(trainer, batch)
     message = (
         f"An event has read {read} more batches, in {ahead.num_workers} worker process(es) that were started for it:"
         f" with their use {time.perf_counter() - start:.1f} s. num_batches=1 uses the batch in hand alone."
