@@ -1,6 +1,7 @@
 """Attention in a model: its queries, keys and values, and whether the model is a transformer."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from torch import nn
 
@@ -30,9 +31,8 @@ def user_of(path: str, modules: Mapping[str, nn.Module]) -> tuple[str, nn.Module
 
 def wraps_one_layer(module: nn.Module) -> bool:
     """Return whether a module is a layer, or holds exactly one, low-rank factors not counted."""
-    named = module.named_modules()
-    layers = [p for n, p in named if is_layer(p) and not low_rank_factors({n: ()})]
-    return len(layers) == 1 and not isinstance(module, nn.MultiheadAttention)
+    layers = (part for name, part in module.named_modules() if is_layer(part) and not low_rank_factors({name: ()}))
+    return len(list(islice(layers, 2))) == 1 and not isinstance(module, nn.MultiheadAttention)
 
 
 def of_multihead_attention(prefix: str, module: nn.MultiheadAttention) -> Iterator[Candidate]:

@@ -137,11 +137,10 @@ def unknown_copies(model: nn.Module) -> list[str]:
     """
     known = averaged(model)
     parts = {plain(path): part for path, part in model.named_modules()}
-    trained = [
-        weights
-        for weights in ([*part.parameters()] for part in parts.values())
-        if any(weight.ndim > 1 for weight in weights) and not any(map(why_not_trained, weights))
-    ]
+    trained: dict[tuple[torch.Size, ...], list[list[Tensor]]] = {}  # by the shapes of their weights
+    for weights in ([*part.parameters()] for part in parts.values()):
+        if any(weight.ndim > 1 for weight in weights) and not any(map(why_not_trained, weights)):
+            trained.setdefault(_shapes(weights), []).append(weights)
     found: list[str] = []
     _, frozen = injected_heads(model)
     for path, part in parts.items():
@@ -167,13 +166,15 @@ def unknown_copies(model: nn.Module) -> list[str]:
     ]
 
 
-def _is_near(tensors: Sequence[Tensor], trained: Sequence[Sequence[Tensor]]) -> bool:
+def _shapes(tensors: Iterable[Tensor]) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in tensors)
+
+
+def _is_near(tensors: Sequence[Tensor], trained: Mapping[tuple[torch.Size, ...], Sequence[Sequence[Tensor]]]) -> bool:
     """Return whether tensors have the shapes of those of a trained part, and are nearer to them than to zero."""
-    shapes = [tensor.shape for tensor in tensors]
-    alike = [weights for weights in trained if [weight.shape for weight in weights] == shapes]
-    return bool(tensors) and any(
+    return any(
         sum(map(_distance, tensors, weights)) < 0.5 * sum(float(local(weight).float().norm()) for weight in weights)
-        for weights in alike
+        for weights in trained.get(_shapes(tensors), ())
     )
 
 
