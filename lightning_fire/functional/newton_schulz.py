@@ -4,6 +4,8 @@ One step is X ← aX + bX(XᵀX) + cX(XᵀX)². It leaves singular vectors as th
 σp(σ²), with p(λ) = a + bλ + cλ².
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,11 +18,15 @@ COEFFICIENTS: dict[str, tuple[float, ...]] = {
 
 def newton_schulz(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
     """Take steps from X of shape (..., m, n), whose singular values must be at most 1 (see `unit_norm`)."""
-    a, b, *c = coefficients
+    return composed(x, [coefficients] * steps)
+
+
+def composed(x: Tensor, polynomials: Sequence[tuple[float, ...]]) -> Tensor:
+    """Take a step of each polynomial in turn, given by its coefficients (a, b) or (a, b, c)."""
     tall = x.shape[-2] >= x.shape[-1]
     y = x.reshape(-1, *x.shape[-2:])
     y, add_product = (y[0], torch.addmm) if len(y) == 1 else (y, torch.baddbmm)  # fewer calls than a batch of one
-    for _ in range(steps):
+    for a, b, *c in polynomials:
         gram = y.mT @ y if tall else y @ y.mT
         if c:
             gram = add_product(gram, gram, gram, beta=b, alpha=c[0])

@@ -13,7 +13,7 @@ its range a ValueError.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Literal, get_args
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from lightning_fire.functional._cpu import iterated, projected
 from lightning_fire.functional.checks import finite, full_precision, real
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, power_of_two
+from lightning_fire.functional.products import corrected
 
 Coefficients = Literal["cubic", "quintic", "muon"]
 Scale = Literal["paper", "none", "procrustes"]
@@ -74,7 +75,7 @@ def polar(matrix: Tensor) -> Tensor:
         tensor([[0., 1.],
                 [1., 0.]])
     """
-    return projected(finite(matrix, "matrix")).to(matrix.dtype)
+    return _checked(finite(matrix, "matrix")).to(matrix.dtype)
 
 
 def fire(
@@ -108,7 +109,7 @@ def fire(
                 [0.0000, 0.0000],
                 [0.0000, 0.0000]])
     """
-    return fire_of_finite(finite(weight, "weight"), steps, coefficients, scale, groups).to(weight.dtype)
+    return fire_of_finite(finite(weight, "weight"), steps, coefficients, scale, groups, _checked).to(weight.dtype)
 
 
 @full_precision
@@ -118,12 +119,13 @@ def fire_of_finite(
     coefficients: Coefficients = "cubic",
     scale: Scale = "paper",
     groups: int = 1,
+    project: Callable[[Tensor], Tensor] = projected,
 ) -> Tensor:
-    """`fire` of a weight that is known to be finite: on a GPU it does not wait for a check."""
+    """`fire` of a weight that is known to be finite, with a function for `exact`: on a GPU it waits for no check."""
     if steps != "exact" and not _is_count(steps):
         raise ValueError(f"`steps` must be an integer of at least 1, or 'exact', got {steps!r}")
     matrices = as_matrices(real(weight, "weight"), groups)
-    isometry = projected(matrices) if steps == "exact" else iterated(matrices, steps, _numbers(coefficients))
+    isometry = project(matrices) if steps == "exact" else iterated(matrices, steps, _numbers(coefficients))
     isometry = rescale(isometry, matrices, (weight.shape[0] // groups, *weight.shape[1:]), scale)
     return isometry.movedim(1, -1).reshape(weight.shape).to(weight.dtype).contiguous()
 
@@ -168,6 +170,11 @@ def rescale(isometry: Tensor, matrices: Tensor, shape: Sequence[int], scale: Sca
     norm = isometry.square().sum((-2, -1), keepdim=True)
     inner = (matrices / size * isometry).sum((-2, -1), keepdim=True)
     return isometry * (inner / norm.masked_fill(norm == 0, 1.0)) * size
+
+
+def _checked(x: Tensor) -> Tensor:
+    """Return the polar factors of finite matrices; products are looked at, ways on a CPU look themselves."""
+    return projected(x) if x.device.type in ("cpu", "meta") or not x.numel() else corrected(projected(x), x)
 
 
 def _numbers(coefficients: str) -> tuple[float, ...]:

@@ -9,17 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire.distributed import warn
+from lightning_fire.functional._cpu import projected
 from lightning_fire.functional.orthogonal import Coefficients, Scale, fire_of_finite
+from lightning_fire.functional.products import by_svd
 from lightning_fire.methods.base.change import Change, change_weights
 from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
 from lightning_fire.methods.base.optimizers import Optimizers
-from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.report import Report, health
 from lightning_fire.methods.base.selecting import select_weights
 from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.where import Weights, WeightView, normalized_weights
 from lightning_fire.where.selection import some
 
+ISOMETRY = 1e-4  # normalized deviation of one: rounding to bfloat16 leaves 1e-6, a missing direction of n leaves 1 / n
 LARGE = 3.0  # times; new weights of torch's layers grow by 1.7
 _ADVICE = "the old weights are small for this scale: scale='procrustes' keeps their size"
 
@@ -78,10 +81,18 @@ class FIRE(EventMethod):
         names = [view.name for view in weights]
         scales = scales_of(model, weights) if self.scale == "auto" else dict.fromkeys(names, self.scale)
 
+        missed: set[str] = set()
+
         def new_weight(view: WeightView, weight: Tensor) -> Tensor:
-            return fire_of_finite(weight, self.steps, self.coefficients, scales[view.name], view.groups)
+            project = by_svd if view.name in missed else projected
+            return fire_of_finite(weight, self.steps, self.coefficients, scales[view.name], view.groups, project)
 
         change = change_weights(weights, new_weight, training.share_work, training.measure)
+        if self.steps == "exact":
+            missed.update(_missed(change, weights))
+        if missed:
+            warn(f"FIRE computes {some(sorted(missed))} again, by singular value decompositions", model)
+            change = change_weights(weights, new_weight, training.share_work, training.measure)
         if change.report and (zeros := change.report.zeros):
             warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}", model)
         if change.report and (change.report.norm_ratio or 0) > LARGE:
@@ -140,6 +151,18 @@ def scales_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Scal
     """
     normalized = normalized_weights(model, weights)
     return {view.name: "paper" if view.name in normalized else "procrustes" for view in weights}
+
+
+def _missed(change: Change, weights: Sequence[WeightView]) -> list[str]:
+    """Return the names of new weights that are no isometries though they should be, as products did not converge."""
+    if change.report and change.report.table:
+        after, zeros = change.report.table["dfi_normalized_after"], change.report.zeros
+    elif all(view.parameter.device.type == "cpu" for view in weights):
+        return []  # looked at there, each by itself
+    else:
+        report = health([view.of(change.values[view.parameter]) for view in weights])
+        after, zeros = report.layers["dfi_normalized"], ()
+    return [name for name, deviation in after.items() if not deviation < ISOMETRY and name not in zeros]
 
 
 def _in_words(scales: Mapping[str, Scale]) -> str:

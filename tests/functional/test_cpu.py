@@ -5,42 +5,12 @@ import math
 import pytest
 import reference
 import torch
+from spectra import SHAPES, SPECTRA, assert_nearest_isometry, matrix_of, residual
 from tolerances import RELATIVE, assert_near
 
 from lightning_fire.functional import _cpu, fire, orthogonalize, polar
 from lightning_fire.functional._cpu import by_deflation, by_spectrum, spectrum_is_cheaper, symmetric_product
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz, polar_factor, unit_norm
-
-SHAPES = [(200, 200), (420, 210), (200, 700)]
-SPECTRA = {
-    "condition 10": lambda r: torch.logspace(0, -1, r),
-    "condition 1.6e4": lambda r: torch.logspace(0, -4.2, r),  # as in trained networks
-    "condition 1e8": lambda r: torch.logspace(0, -8, r),
-    "gaussian": lambda r: torch.linspace(1, 1e-4, r),
-    "deficient": lambda r: torch.logspace(0, -2, r) * (torch.arange(r) < r // 2),
-    "one huge": lambda r: torch.cat([torch.ones(1), torch.logspace(-2, -4, r - 1)]),
-    "flat": torch.ones,
-}
-
-
-def matrix_of(shape: tuple[int, int], spectrum: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    r = min(shape)
-    u, v = (torch.linalg.qr(torch.randn(n, r, generator=generator, dtype=torch.float64))[0] for n in shape)
-    return (u * SPECTRA[spectrum](r).double() @ v.T).to(dtype)
-
-
-def residual(q: torch.Tensor) -> float:
-    q = (q if q.shape[0] >= q.shape[1] else q.T).double()
-    return float((q.T @ q - torch.eye(q.shape[1])).norm()) / math.sqrt(q.shape[1])
-
-
-def assert_nearest_isometry(q: torch.Tensor, matrix: torch.Tensor, tolerance: float) -> None:
-    """QᵀW is symmetric and positive semi-definite to `tolerance` of ‖W‖_F: true of polar factors only."""
-    h = (q.double().T @ matrix.double()) if q.shape[0] >= q.shape[1] else (matrix.double() @ q.double().T)
-    h = h / matrix.double().norm()
-    assert (h - h.T).norm() <= tolerance
-    assert torch.linalg.eigvalsh(h + h.T)[0] >= -tolerance
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
@@ -204,11 +174,11 @@ def test_choice_between_steps_and_spectrum(monkeypatch, shape, steps, coefficien
 )
 def test_choice_between_svd_and_deflation(monkeypatch, shape, deflated):
     taken = []
-    for name in ("polar_factor", "by_deflation"):
+    for name in ("by_svd", "by_deflation"):
         way = getattr(_cpu, name)
         monkeypatch.setattr(_cpu, name, lambda *args, name=name, way=way: taken.append(name) or way(*args))
     polar(matrix_of(shape, "gaussian"))
-    assert taken == ["by_deflation" if deflated else "polar_factor"]
+    assert taken == ["by_deflation" if deflated else "by_svd"]
 
 
 @pytest.mark.parametrize("steps", [10, "exact"])

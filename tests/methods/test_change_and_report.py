@@ -1,6 +1,7 @@
 """A planned change leaves a model alone until it is applied; its report equals a slow computation."""
 
 import copy
+from importlib import import_module
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ from lightning_fire.methods import (
 )
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import planned
+
+fire = import_module("lightning_fire.methods.fire")
 
 
 def network() -> nn.Sequential:
@@ -192,3 +195,18 @@ def test_a_large_change_of_norm_is_said_with_what_to_do():
     assert str(report).endswith(" (the old weights are small for this scale: scale='procrustes' keeps their size)")
     assert report.norm_ratio > 5
     assert fire_(copy.deepcopy(model), scale="procrustes").norm_ratio < 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exact_weights_that_products_miss_are_computed_by_the_svd(monkeypatch, dtype):
+    model, other = network().to(dtype), network().to(dtype)
+    fire_(other, steps="exact")
+    whole = fire.projected
+    monkeypatch.setattr(fire, "projected", lambda x: whole(x) if x.shape[1] == 9 else 0.5 * x)
+    with pytest.warns(UserWarning, match=r"FIRE computes 3\.weight again, by singular value decompositions"):
+        report = fire_(model, steps="exact")
+    assert report.layers["dfi_normalized_after"]["3.weight"] < 1e-5
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+    monkeypatch.setattr(fire, "projected", whole)
+    fire_(network().to(dtype), steps="exact")  # without a warning
