@@ -1,66 +1,149 @@
-"""A model whose weights are on several devices; no device is needed for that."""
+"""Every method on a pretended GPU, and on two: the values of the CPU, without a mix of devices, and with few waits."""
 
 import contextlib
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
 
 import pytest
 import torch
-from methods_table import made
+from methods_table import EVENTS, MADE
+from pretended import Pretended
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from lightning_fire import METHODS, HiddenUnits, methods
-from lightning_fire.methods.base import unit_reset
-from lightning_fire.methods.base.change import Change
+from lightning_fire.methods import Loop, RankAscent, Tortoise, initial_values
+from lightning_fire.optim import UPGD, Muon, muon_groups
 
-READS = (DataDependentOutputException, DynamicOutputShapeException)
+STEPS = 3
+ONE, TWO = ("cuda:0", "cuda:0"), ("cuda:0", "cuda:1")
 
 
-class OnTwo(nn.Module):
-    """Hidden units on one device, the next layer, with units of its own, on another."""
+class Net(nn.Module):
+    """Five layers with hidden units of their own; those of the second half may be on another device."""
 
-    def __init__(self):
+    def __init__(self, first, second):
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(8, 16, device="cuda:0"), nn.LayerNorm(16, device="cuda:0"), nn.ReLU())
-        self.second = nn.Sequential(nn.Linear(16, 12, device="cuda:1"), nn.ReLU())
-        self.head = nn.Linear(12, 4, device="cuda:1")
+        self.first = nn.Sequential(
+            nn.Conv2d(2, 6, 3, bias=False),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(24, 12),
+            nn.LayerNorm(12),
+            nn.ReLU(),
+        ).to(first)
+        self.second = nn.Sequential(nn.Linear(12, 12), nn.ReLU(), nn.Linear(12, 12), nn.LayerNorm(12), nn.ReLU()).to(
+            second
+        )
+        self.head = nn.Linear(12, 3).to(second)
 
     def forward(self, x):
-        return self.head(self.second(self.first(x).to("cuda:1")))
+        return self.head(self.second(self.first(x).to(self.head.weight.device)))
 
 
-def losses(model, x):
-    return [model(x).square().mean()]
+class Done(NamedTuple):
+    """What a training with a method has led to, and the waits of each of its parts."""
+
+    weights: dict[str, torch.Tensor]
+    values: dict[str, float]
+    waits: dict[str, int]
+    decompositions: int
 
 
-@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.name)
-def test_every_method_acts_on_several_devices(kind):
-    method = made(kind, "head")
-    with FakeTensorMode(), contextlib.suppress(*READS):  # it gets as far as reading a value
-        model, x = OnTwo(), torch.randn(4, 8, device="cuda:0")
-        optimizer, initial = torch.optim.Adam(model.parameters(), foreach=False), methods.initial_values(model)
-        loop = methods.Loop(optimizer, lambda: model(x), lambda: losses(model, x), initial)
-        if isinstance(method, methods.EventMethod):
-            method(model, loop)
+OPTIMIZERS = {
+    "upgd": lambda model: UPGD(model.parameters(), noise=0.1),
+    "muon": lambda model: Muon(muon_groups(model), lr=0.01),
+}
+OWN = {
+    "feature_rank": lambda model, forward: RankAscent(model, forward, 0.01),
+    "hare_and_tortoise": lambda model, forward: Tortoise(model, 0.7),
+}
+DRAW_BY_DEVICE = {"shrink_and_perturb_fresh", "full_reset_fresh", "upgd"}
+"""Methods that draw for all layers from one generator, of which each device has its own."""
+EVERY = [*MADE, *OWN, *OPTIMIZERS]
+
+
+@cache
+def trained(name, devices=("cpu", "cpu")):
+    """Train some steps with a method, on the CPU or on devices that are pretended."""
+    with Pretended() if devices != ("cpu", "cpu") else contextlib.nullcontext() as pretended:
+        torch.manual_seed(0)
+        x, model = torch.randn(16, 2, 4, 4).to(devices[0]), Net(*devices)
+        waits, decompositions, values = {}, [0], {}
+
+        @contextlib.contextmanager
+        def counted(part):
+            if pretended is not None:
+                pretended.forget()
+            yield
+            if pretended is not None:
+                waits[part] = max(waits.get(part, 0), pretended.count)
+                decompositions[0] += sum(pretended.decompositions.values())
+
+        def forward():
+            return model(x)
+
+        def losses():
+            return [forward().square().mean() for _ in range(2)]
+
+        def step(before=None, after=None):
+            optimizer.zero_grad()
+            forward().square().mean().backward()
+            with counted("step"):
+                for call in (before, optimizer.step, after):
+                    if call is not None:
+                        call()
+
+        initial = initial_values(model)
+        method = MADE.get(name)
+        if name == "plasticity_injection":
+            method = replace(method, head="head")
+            method.prepare(model)
+        optimizer = OPTIMIZERS.get(name, lambda model: torch.optim.Adam(model.parameters(), lr=0.01))(model)
+        loop = Loop(optimizer, forward, losses, initial)
+        step()
+        waits.clear()
+        if name in EVENTS:
+            with counted("event"):
+                values = dict(method(model, loop).values)
+            values.pop("seconds", None)
+            for _ in range(STEPS):
+                step()
+        elif name in MADE:
+            with counted("attach"):
+                attached = method.attach(model, loop)
+            for _ in range(STEPS):
+                step(lambda: attached.before_step(optimizer), attached.after_step)
+            with counted("metrics"):
+                values = attached.metrics()
+            attached.load_state_dict(attached.state_dict())
+            step(lambda: attached.before_step(optimizer), attached.after_step)
+        elif name == "feature_rank":
+            ascent = OWN[name](model, forward)
+            for _ in range(2):
+                with counted("event"):
+                    values["rank"] = ascent.step(forward)
+        elif name == "hare_and_tortoise":
+            both = OWN[name](model, forward)
+            for _ in range(STEPS):
+                step(after=both.step)
+            with counted("event"):
+                values = dict(both.reset_(optimizer).values)
+            step()
         else:
-            at_work = method.attach(model, loop)
-            for parameter in model.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-            at_work.before_step(optimizer)
-            at_work.after_step()
+            for _ in range(STEPS):
+                step()
+        weights = {key: value.detach().cpu().clone() for key, value in model.state_dict().items()}
+    return Done(weights, values, waits, decompositions[0])
 
 
-def test_units_whose_layers_are_on_several_devices_are_reset(monkeypatch):
-    monkeypatch.setattr(unit_reset, "seeded", lambda seed, devices: contextlib.nullcontext())
-    with FakeTensorMode():
-        model, x = OnTwo(), torch.randn(4, 8, device="cuda:0")
-        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9, foreach=False)
-        for parameter in model.parameters():
-            optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
-        layers = HiddenUnits().select(model, lambda: model(x))
-        assert [layer.name for layer in layers] == ["first.0", "second.0"]
-        for device in ("cuda:0", "cuda:1"):
-            chosen = [(layer, torch.arange(3, device=device)) for layer in layers]
-            writes = unit_reset.unit_resets(chosen, 0, optimizer)
-            assert {tensor.device.index for tensor, *_ in writes} == {0, 1}
-            Change(parts=writes).make()
+@pytest.mark.parametrize("devices", [ONE, TWO], ids=["one device", "two devices"])
+@pytest.mark.parametrize("name", EVERY)
+def test_every_method_does_on_a_device_what_it_does_on_the_cpu(name, devices):
+    found, expected = trained(name, devices), trained(name)
+    assert found.weights.keys() == expected.weights.keys()
+    if devices == TWO and name in DRAW_BY_DEVICE:
+        return
+    for key, value in expected.weights.items():
+        torch.testing.assert_close(found.weights[key], value, rtol=1e-4, atol=1e-5, msg=f"{key} differs")
+    assert found.values == pytest.approx(expected.values, rel=1e-4)
