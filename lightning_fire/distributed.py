@@ -46,12 +46,13 @@ def put(tensor: Tensor, whole: Tensor) -> None:
         whole: New values, the same on all processes, of the shape of `tensor`; any dtype and device.
     """
     if not is_sharded(tensor):
-        tensor.copy_(whole)
+        tensor.copy_(whole, non_blocking=tensor.is_cuda)
         return
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh, part = tensor.device_mesh, local(tensor)
-    replicated = DTensor.from_local(whole.detach().to(part.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    everywhere = whole.detach().to(part.device, non_blocking=part.is_cuda)
+    replicated = DTensor.from_local(everywhere, mesh, [Replicate()] * mesh.ndim, run_check=False)
     part.copy_(replicated.redistribute(placements=tensor.placements).to_local())
 
 

@@ -62,19 +62,20 @@ def largest_eigenvalue(
     if max_products < 1:
         raise ValueError(f"`max_products` must be at least 1, got {max_products}")
     length = start.norm()
-    if not 0 < length < torch.inf:
-        raise ValueError(f"`start` must be finite and not 0, got one of norm {length.item()}")
+    if not 0 < (norm := length.item()) < torch.inf:
+        raise ValueError(f"`start` must be finite and not 0, got one of norm {norm}")
     basis = [start / length]
     diagonal: list[float] = []
     beside: list[float] = []
     while True:
         vector = product(basis[-1])
-        diagonal.append(float(vector @ basis[-1]))
+        along = vector @ basis[-1]
         vector = vector.clone()
         for _ in range(2):
             for other in basis:
                 vector.addcmul_(other, vector @ other, value=-1)
-        beside.append(float(vector.norm()))
+        for numbers, value in zip((diagonal, beside), torch.stack([along, vector.norm()]).tolist(), strict=True):
+            numbers.append(value)
         if not (math.isfinite(diagonal[-1]) and math.isfinite(beside[-1])):
             raise ValueError("the matrix has a NaN or Inf: its product with a vector is not finite")
         off = torch.tensor(beside[:-1], dtype=torch.float64, device="cpu")
@@ -146,7 +147,8 @@ def random_start(parameters: Sequence[Tensor], seed: int = 0) -> Tensor:
     """
     size = sum(parameter.numel() for parameter in parameters)
     vector = torch.randn(size, generator=torch.Generator("cpu").manual_seed(int(seed)), device="cpu")
-    return vector.to(parameters[0].device, _dtype(parameters))
+    device = parameters[0].device
+    return vector.to(_dtype(parameters)).to(device, non_blocking=device.type == "cuda")
 
 
 def near_gradient(gradient: Tensor, random: Tensor) -> Tensor:
@@ -156,7 +158,8 @@ def near_gradient(gradient: Tensor, random: Tensor) -> Tensor:
     of entries has very little; the random vector makes up for what the gradient may lack.
     """
     length = gradient.norm()
-    return gradient / length + random / random.norm() if 0 < length < torch.inf else random
+    both = gradient / length + random / random.norm()
+    return torch.where((length > 0) & (length < torch.inf), both, random)
 
 
 @full_precision

@@ -9,7 +9,7 @@ are scale-invariant, and 0 for a matrix of zeros or without entries. A *matrix* 
 import torch
 from torch import Tensor
 
-from lightning_fire.functional.checks import finite, full_precision
+from lightning_fire.functional.checks import finite, full_precision, real
 
 _EPS = 1e-8
 
@@ -110,7 +110,6 @@ def entropy_rank_of(values: Tensor) -> Tensor:
     return torch.where(total.squeeze(-1) == 0, 0.0, entropy.exp())
 
 
-@full_precision
 def entropy_rank_gradient(matrix: Tensor) -> Tensor:
     """Gradient of `entropy_rank` by the matrix; 0 for a matrix of zeros.
 
@@ -133,7 +132,13 @@ def entropy_rank_gradient(matrix: Tensor) -> Tensor:
         >>> bool(entropy_rank_gradient(torch.diag(torch.tensor([3.0, 1.0])))[1, 1] > 0)  # the weaker direction grows
         True
     """
-    matrix = finite(matrix, "matrix")
+    return entropy_rank_gradient_of_finite(finite(matrix, "matrix"))
+
+
+@full_precision
+def entropy_rank_gradient_of_finite(matrix: Tensor) -> Tensor:
+    """`entropy_rank_gradient` of a matrix that is known to be finite: on a GPU it waits for the decomposition alone."""
+    matrix = real(matrix, "matrix")
     if matrix.numel() == 0:
         return torch.zeros_like(matrix)
     largest = _largest_entry(matrix)
@@ -148,7 +153,6 @@ def entropy_rank_gradient(matrix: Tensor) -> Tensor:
     return torch.where(values[..., :1, None] > 0, gradient, 0.0)
 
 
-@full_precision
 def singular_values(matrix: Tensor) -> Tensor:
     """Singular values of each matrix; entries may be tiny or huge.
 
@@ -162,7 +166,13 @@ def singular_values(matrix: Tensor) -> Tensor:
         >>> singular_values(torch.tensor([[0.0, 2.0], [3.0, 0.0]]))
         tensor([3., 2.])
     """
-    matrix = finite(matrix, "matrix")
+    return singular_values_of_finite(finite(matrix, "matrix"))
+
+
+@full_precision
+def singular_values_of_finite(matrix: Tensor) -> Tensor:
+    """`singular_values` of a matrix that is known to be finite: on a GPU it waits for the decomposition alone."""
+    matrix = real(matrix, "matrix")
     if matrix.numel() == 0:
         return matrix.new_zeros(*matrix.shape[:-2], min(matrix.shape[-2:]))
     largest = _largest_entry(matrix)

@@ -32,7 +32,7 @@ def shrink_and_perturb(weight: Tensor, target: Tensor, strength: float, perturb:
     if weight.shape != target.shape:
         raise ValueError(f"`target` must have the shape of `weight`, {tuple(weight.shape)}, got {tuple(target.shape)}")
     old = precise(weight)
-    target = target.to(old)
+    target = target.to(old, non_blocking=old.is_cuda)
     new = old.lerp(target, strength) if perturb is None else (1 - strength) * old + perturb * target
     return new.to(weight.dtype)
 

@@ -90,7 +90,8 @@ def least_useful(utility: Tensor, eligible: Tensor, number: int) -> Tensor:
 
     Args:
         utility: Shape `(units,)`.
-        eligible: Whether a unit may be chosen, bool (units,).
+        eligible: Whether a unit may be chosen, bool (units,); on the CPU, so that nothing waits for a GPU, or beside
+            `utility`.
         number: Number of units to choose; all that are eligible if these are fewer.
 
     Returns:
@@ -100,8 +101,9 @@ def least_useful(utility: Tensor, eligible: Tensor, number: int) -> Tensor:
         >>> least_useful(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([True, False, True]), 1)
         tensor([2])
     """
-    order = torch.where(eligible, utility, torch.inf).argsort(stable=True)
-    return order[: min(number, int(eligible.sum()))]
+    most = int(eligible.sum())
+    eligible = eligible.to(utility.device, non_blocking=utility.is_cuda)
+    return torch.where(eligible, utility, torch.inf).argsort(stable=True)[: min(number, most)]
 
 
 def inter_firing_threshold(intervals: Tensor, threshold: Tensor, rejection: float, expansion: float = 2.0) -> Tensor:

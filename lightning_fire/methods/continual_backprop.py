@@ -14,6 +14,7 @@ from lightning_fire.methods.base.all_or_nothing import Write
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import StepMethod
 from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.base.transfers import sent
 from lightning_fire.methods.base.unit_reset import OfUnits, Output, StepwiseReset, check_output
 from lightning_fire.where import HiddenUnits, UnitLayer
 
@@ -124,9 +125,12 @@ class _Replacement(StepwiseReset["_Utilities"]):
             for bias, output in _lost_output(layer, units, own.corrected(own.mean, self.decay)):
                 biases[bias] = biases.get(bias, bias.detach()) + output
 
+        numbers = [len(units) for *_, units in found]
+        indices = torch.cat([units.to(found[0][2].device) for *_, units in found]).cpu().split(numbers)  # one wait
+
         def forget() -> None:
-            for statistics, _, units in found:
-                statistics.forget(units)
+            for (statistics, _, units), of_cpu in zip(found, indices, strict=True):
+                statistics.forget(units, of_cpu)
 
         return Change(parts=[Write(bias, ..., value) for bias, value in biases.items()], then=forget)
 
@@ -140,8 +144,8 @@ class _Utilities:
     def __init__(self, size: int, device: torch.device, state: Mapping[str, Any], scores_activity: bool):
         zeros = torch.zeros(size, device="cpu")
         state = state or {"utility": zeros, "mean": zeros, "age": zeros.long(), "owed": 0.0}
-        self.utility: Tensor = state["utility"].to(device, copy=True)
-        self.mean: Tensor = state["mean"].to(device, copy=True)
+        self.utility: Tensor = sent(state["utility"].clone(), device)
+        self.mean: Tensor = sent(state["mean"].clone(), device)
         self.age: Tensor = state["age"].clone()
         self.owed: float = state["owed"]
         self.scores_activity = scores_activity  # whether `update` gets h, the mean of which is `mean`
@@ -175,7 +179,7 @@ class _Utilities:
         self.count = self.activities = 0
 
     def corrected(self, average: Tensor, decay: float) -> Tensor:
-        return average / (1 - decay ** self.age.to(average.device, torch.float32))
+        return average / (1 - decay ** sent(self.age.float(), average.device))
 
     def choose(self, rate: float, maturity: int, decay: float) -> Tensor:
         eligible = self.age > maturity
@@ -184,12 +188,13 @@ class _Utilities:
         self.owed -= number
         if not number:
             return torch.empty(0, dtype=torch.int64, device="cpu")
-        return least_useful(self.corrected(self.utility, decay), eligible.to(self.utility.device), number)
+        return least_useful(self.corrected(self.utility, decay), eligible, number)
 
-    def forget(self, units: Tensor) -> None:
+    def forget(self, units: Tensor, of_cpu: Tensor) -> None:
+        """Begin again for some units, whose indices are also given on the CPU."""
         units = units.to(self.mean.device)
         self.utility[units], self.mean[units] = 0.0, 0.0
-        self.age[units.cpu()] = 0
+        self.age[of_cpu] = 0
 
 
 def _outgoing_magnitude(layer: UnitLayer) -> Tensor:

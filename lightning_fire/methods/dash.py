@@ -20,6 +20,7 @@ from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import select_weights
 from lightning_fire.methods.base.several import as_one
 from lightning_fire.methods.base.training import Loop, Training
+from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import Weights, WeightView
 from lightning_fire.where.argument import check_model
 from lightning_fire.where.trained import why_not_trained
@@ -87,7 +88,7 @@ class DASH(EventMethod):
                 for mean, gradient in zip(average, batch, strict=True):
                     mean.lerp_(-gradient.float(), self.alpha)
         reduced = [mean_over_ranks(mean, training.ranks) for mean in average]
-        if not torch.stack([mean.isfinite().all().to(reduced[0].device) for mean in reduced]).all():
+        if not all(read([mean.isfinite().all() for mean in reduced])):
             raise ValueError(
                 "NaN or Inf in the gradients on the new data, which DASH uses; no weight has been changed."
             )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lightning_fire.functional import l2_init_gradient, l2_init_penalty
 from lightning_fire.methods.base.penalty import Penalty, PenaltyMethod
 from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.base.transfers import sent
 from lightning_fire.methods.initial_values import initial_of
 from lightning_fire.where import Parameters
 
@@ -57,7 +58,7 @@ class _Pull(Penalty):
     def __init__(self, model: nn.Module, strength: float, where: Parameters, initial: Mapping[str, Tensor]):
         super().__init__(dict(where.select(model).items()), strength)
         owned = {parameter: name for name, parameter in model.named_parameters()}
-        self.targets = {name: initial[owned[p]].to(p.device) for name, p in self.parameters.items()}
+        self.targets = {name: sent(initial[owned[p]], p.device) for name, p in self.parameters.items()}
 
     def penalty_of(self, name: str, weight: Tensor) -> Tensor:
         """Return ‖θ − θ₀‖² of one parameter, a scalar."""

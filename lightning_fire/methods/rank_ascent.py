@@ -1,5 +1,6 @@
 """Feature rank: gradient steps up the rank of the hidden features, the ER of L2-ER (Prakash et al., ICML 2026)."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks, world_size
-from lightning_fire.functional import entropy_rank, entropy_rank_gradient
+from lightning_fire.functional import entropy_rank_of
+from lightning_fire.functional.ranks import entropy_rank_gradient_of_finite, singular_values_of_finite
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.ignored_passes import ignored_passes
+from lightning_fire.methods.base.transfers import read
 from lightning_fire.methods.base.unit_reset import Forward, run_watched
 from lightning_fire.where import HiddenUnits, UnitLayer
 from lightning_fire.where.argument import check_model, checked
@@ -68,24 +71,30 @@ class RankAscent:
         """
         features = self._features(forward)
         parameters = [p for p in self.model.parameters() if p.requires_grad and p not in self._untrained]
-        finite = all(bool(each.isfinite().all()) for each in features)
-        ranks = [float(entropy_rank(each)) for each in features] if finite else [float("nan")]
-        gradients: tuple[Tensor | None, ...] = (None,) * len(parameters)
-        if finite:
-            directions = [(entropy_rank_gradient(each) / len(features)).to(each.dtype) for each in features]
-            gradients = torch.autograd.grad(features, parameters, directions, allow_unused=True)
+        flags = [each.isfinite().all().to(features[0].device) for each in features]
+        finite = torch.stack(flags).all()
+        there = [torch.where(finite.to(each.device), each.detach(), 0.0) for each in features]
+        ranks = [entropy_rank_of(singular_values_of_finite(each)) for each in there]
+        directions = [(entropy_rank_gradient_of_finite(each) / len(there)).to(each.dtype) for each in there]
+        gradients = torch.autograd.grad(features, parameters, directions, allow_unused=True)
         steps = [
-            mean_over_ranks(torch.zeros_like(parameter) if gradient is None else gradient, self.ranks)
+            mean_over_ranks(
+                torch.zeros_like(parameter)
+                if gradient is None
+                else torch.where(finite.to(gradient.device), gradient, 0.0),
+                self.ranks,
+            )
             for parameter, gradient in zip(parameters, gradients, strict=True)
         ]
-        if not all(bool(step.isfinite().all()) for step in steps):  # on any rank
-            return float("nan")
+        found, *numbers = read([finite, *ranks, *(step.isfinite().all() for step in steps)])
+        if not all(numbers[len(ranks) :]):  # on any rank
+            return math.nan
         moved: dict[Tensor, Tensor] = {
             parameter: torch.add(parameter.detach(), step, alpha=self.lr)
             for parameter, step in zip(parameters, steps, strict=True)
         }
         Change(moved).make()
-        return sum(ranks) / len(ranks)
+        return sum(numbers[: len(ranks)]) / len(ranks) if found else math.nan
 
     def _features(self, forward: Forward) -> list[Tensor]:
         """Return the features of each layer, shape `(samples and positions, units)`, with their graph."""

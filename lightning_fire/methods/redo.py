@@ -17,6 +17,7 @@ from lightning_fire.methods.base.unit_reset import (
     OfUnits,
     select_units,
     trained_resets,
+    units_in,
     units_in_words,
 )
 from lightning_fire.methods.base.unit_scores import (
@@ -93,10 +94,8 @@ class ReDo(OfUnits, EventMethod):
         """Score the units, and draw new weights of the dormant ones."""
         layers = select_units(model, partial(training.forward, 1), self.where)
         means = mean_over_ranks(self._scores(layers, training), training.ranks)
-        dormant_units = [
-            (layer, dormant(scores, self.threshold).nonzero().flatten())
-            for layer, scores in zip(layers, means.split([layer.size for layer in layers]), strict=True)
-        ]
+        scores = means.split([layer.size for layer in layers])
+        dormant_units = units_in([dormant(each, self.threshold) for each in scores], layers)
         seed, keep_outgoing = seed_of_draw(self.seed, training.event), self.score == "gradient"
         chosen, resets = trained_resets(dormant_units, seed, model, layers, training, keep_outgoing)
         report = Report(

@@ -12,7 +12,8 @@ from lightning_fire.functional import NEVER, inter_firing_threshold
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import StepMethod
 from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.base.unit_reset import OfUnits, Output, StepwiseReset, check_output
+from lightning_fire.methods.base.transfers import sent
+from lightning_fire.methods.base.unit_reset import OfUnits, Output, StepwiseReset, check_output, units_in
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
@@ -101,8 +102,9 @@ class _Resets(StepwiseReset["_Intervals"]):
     def choose(self) -> list[tuple[UnitLayer, Tensor]]:
         """Update the intervals after a step; return the units to re-initialize."""
         sizes = [layer.size for layer in self.layers]
-        counts = torch.tensor([float(each.count) for each in self.statistics], device=self.statistics[0].age.device)
-        seen = torch.cat([*(each.fired.float().to(counts.device) for each in self.statistics), counts])
+        device = self.statistics[0].age.device  # a model may be on several
+        counts = sent(torch.tensor([float(each.count) for each in self.statistics], device="cpu"), device)
+        seen = torch.cat([*(each.fired.float().to(device) for each in self.statistics), counts])
         *fired, counts = sum_over_ranks(seen, self.training.ranks).split([*sizes, len(sizes)])
         silent_too_long = []
         for statistics, on_any_rank, samples in zip(self.statistics, fired, counts.long(), strict=True):
@@ -110,10 +112,8 @@ class _Resets(StepwiseReset["_Intervals"]):
             if statistics.steps == self.method.refresh_every:
                 statistics.refresh(self.method.rejection, self.method.expansion, self.method.max_silence)
             silent_too_long.append(statistics.age > statistics.threshold.maximum(statistics.largest))
-        late = torch.cat([mask.to(counts.device) for mask in silent_too_long])
-        if not late.any():  # one GPU synchronization per step, not per layer
-            return []
-        return [(layer, mask.nonzero().flatten()) for layer, mask in zip(self.layers, silent_too_long, strict=True)]
+        chosen = units_in(silent_too_long, self.layers)
+        return chosen if any(len(units) for _, units in chosen) else []
 
     def forgetting(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> Change:
         """Begin the intervals of the chosen units again."""
@@ -141,10 +141,10 @@ class _Intervals:
         zeros = torch.zeros(size, dtype=torch.int64, device="cpu")
         threshold, largest = zeros + first_threshold, torch.tensor(0, device="cpu")
         state = state or dict(age=zeros, threshold=threshold, silences=[], largest=largest, steps=0)
-        self.age: Tensor = state["age"].to(device, copy=True)
-        self.threshold: Tensor = state["threshold"].to(device, copy=True)
-        self.intervals = [row.to(device, copy=True) for row in state["silences"]]
-        self.largest: Tensor = state["largest"].to(device, copy=True)
+        self.age: Tensor = sent(state["age"].clone(), device)
+        self.threshold: Tensor = sent(state["threshold"].clone(), device)
+        self.intervals = [sent(row.clone(), device) for row in state["silences"]]
+        self.largest: Tensor = sent(state["largest"].clone(), device)
         self.steps: int = state["steps"]  # since the last refresh
         self.fired = torch.zeros(size, dtype=torch.bool, device=device)  # since the last step
         self.count = 0  # samples since then

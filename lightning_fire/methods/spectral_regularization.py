@@ -17,6 +17,7 @@ from lightning_fire.functional import (
 )
 from lightning_fire.methods.base.penalty import Penalty, PenaltyMethod, views_of_weights
 from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.base.transfers import sent
 from lightning_fire.where import Weights, WeightView
 from lightning_fire.where.trained import why_not_trained
 
@@ -115,7 +116,8 @@ def _first_vector(view: WeightView) -> Tensor:
     matrix = view.read()
     shape, seeded = (view.groups, matrix[0].numel()), torch.Generator("cpu").manual_seed(0)
     draw = torch.randn(shape, generator=seeded, device="cpu")
-    vector = nn.functional.normalize(draw).to(matrix.device, torch.promote_types(matrix.dtype, torch.float32))
+    wide = torch.promote_types(matrix.dtype, torch.float32)
+    vector = sent(nn.functional.normalize(draw).to(wide), matrix.device)
     for _ in range(_FIRST_ITERATIONS):
         vector = power_iteration(matrix, vector, view.groups)
     return vector

@@ -13,6 +13,7 @@ from lightning_fire.methods.base.all_or_nothing import Write
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import Weights, WeightView
 from lightning_fire.where.normalized import normalization_layers
 
@@ -76,7 +77,8 @@ class _Projection(Attached):
 
     def __init__(self, weights: Sequence[WeightView]):
         self.weights = weights
-        self.norms = {view.name: float(frobenius_norm(view.grid())) for view in weights}
+        norms = read([frobenius_norm(view.grid()) for view in weights])
+        self.norms = {view.name: norm for view, norm in zip(weights, norms, strict=True)}
 
     @torch.no_grad()
     def after_step(self) -> None:

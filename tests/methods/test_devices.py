@@ -147,3 +147,39 @@ def test_every_method_does_on_a_device_what_it_does_on_the_cpu(name, devices):
     for key, value in expected.weights.items():
         torch.testing.assert_close(found.weights[key], value, rtol=1e-4, atol=1e-5, msg=f"{key} differs")
     assert found.values == pytest.approx(expected.values, rel=1e-4)
+
+
+ONCE, TWICE, AND_ONCE_A_STEP = {"event": 1}, {"event": 2}, {"step": 1}  # after an event: whether the new weights last
+UNITS = {"step": 2}  # which units, and whether the first new weights last
+ALLOWED = {
+    "fire": TWICE | AND_ONCE_A_STEP,  # whether all is finite, and the report
+    "shrink_and_perturb": TWICE | AND_ONCE_A_STEP,
+    "shrink_and_perturb_fresh": TWICE | AND_ONCE_A_STEP,
+    "full_reset": ONCE | AND_ONCE_A_STEP,
+    "full_reset_fresh": ONCE | AND_ONCE_A_STEP,
+    "dash": {"event": 4} | AND_ONCE_A_STEP,  # also before and after its passes over the new data
+    "redo": ONCE | AND_ONCE_A_STEP,
+    "redo_gradient": ONCE | AND_ONCE_A_STEP,
+    "redo_pre_activation": ONCE | AND_ONCE_A_STEP,
+    "plasticity_injection": ONCE | AND_ONCE_A_STEP,
+    "continual_backprop": UNITS,
+    "continual_backprop_pre_activation": UNITS,
+    "snr": UNITS | {"metrics": 1},
+    "snr_pre_activation": UNITS | {"metrics": 1},
+    "l2_init": {"metrics": 1},
+    "parseval": {"metrics": 1},
+    "spectral": {"metrics": 1},
+    "isometry_decay": {"metrics": 1},
+    "weight_projection": {"attach": 1},
+    "feature_rank": ONCE,
+    "hare_and_tortoise": TWICE | AND_ONCE_A_STEP,
+}
+"""Waits for a device that each part of a training with a method may take, whatever the number of layers; others: 0."""
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_methods_hardly_wait_for_a_device(name):
+    done = trained(name, ONE)
+    allowed = ALLOWED.get(name, {})
+    assert {part: number for part, number in done.waits.items() if number > allowed.get(part, 0)} == {}
+    assert done.decompositions == (2 * 2 * 4 if name == "feature_rank" else 0)  # two steps, two of each layer

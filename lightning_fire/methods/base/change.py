@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from lightning_fire.distributed import assign, is_sharded, local, put, rank, show_warning, sum_over_ranks, world_size
-from lightning_fire.functional import as_matrices, singular_values
+from lightning_fire.functional import as_matrices
+from lightning_fire.functional.ranks import singular_values_of_finite
 from lightning_fire.methods.base.all_or_nothing import (
     Write,
     distinct,
@@ -18,6 +19,7 @@ from lightning_fire.methods.base.all_or_nothing import (
     undone_after_error,
 )
 from lightning_fire.methods.base.report import COLUMNS, Report, difference, report_of
+from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import Weights, WeightView
 
 
@@ -208,8 +210,12 @@ def _copies(weights: Sequence[WeightView], values: Mapping[Tensor, Tensor]) -> l
 
 def _spectra(weights: Sequence[WeightView]) -> dict[str, Tensor]:
     matrices = {view.name: as_matrices(view.read(), view.groups) for view in weights}
-    finite = {name: matrix for name, matrix in matrices.items() if matrix.isfinite().all()}
-    return {name: singular_values(matrix).flatten().cpu() for name, matrix in finite.items()}
+    finite = read([_is_finite(matrix) for matrix in matrices.values()])
+    return {
+        name: singular_values_of_finite(matrix).flatten().cpu()
+        for (name, matrix), is_finite in zip(matrices.items(), finite, strict=True)
+        if is_finite
+    }
 
 
 def cost(shape: Sequence[int]) -> int:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from lightning_fire.distributed import local
 from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of, stepped_by, with_inner
+from lightning_fire.methods.base.transfers import read
 
 _DEPTH = 6  # of containers and objects in an optimizer
 
@@ -54,13 +55,10 @@ def copies_in(optimizers: Optimizers, weights: Iterable[Tensor]) -> dict[Tensor,
     ]
     if not pairs:
         return {}
-    flags = [
-        (local(tensor).to(weight.device, weight.dtype) == local(weight)).all().to(pairs[0][0].device)
-        for weight, tensor in pairs
-    ]
+    flags = [(local(tensor).to(weight.device, weight.dtype) == local(weight)).all() for weight, tensor in pairs]
     equal = defaultdict[tuple[int, ...], list[Tensor]](list)  # weights by the tensors that equal them
     copies = defaultdict[Tensor, list[Tensor]](list)
-    for (weight, tensor), is_equal in zip(pairs, torch.stack(flags).tolist(), strict=True):
+    for (weight, tensor), is_equal in zip(pairs, read(flags), strict=True):
         if is_equal:
             copies[weight].append(tensor)
     for weight, tensors in copies.items():

@@ -28,9 +28,8 @@ class Penalty(Attached):
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
         """Return λ·P, of all parameters together, as `penalty`."""
-        total = torch.zeros((), device="cpu")
-        for penalty in (self.penalty_of(name, parameter) for name, parameter in self.parameters.items()):
-            total = total.to(penalty.device) + penalty  # parameters may be on several devices
+        penalties = [self.penalty_of(name, parameter) for name, parameter in self.parameters.items()]
+        total = sum(penalty.to(penalties[0].device) for penalty in penalties)  # parameters may be on several devices
         return {"penalty": self.strength * float(total)}
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_fire.functional import as_matrices, sfe
 from lightning_fire.functional.metrics import both_deviations
+from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import WeightView
 
 COLUMNS = (
@@ -119,10 +120,9 @@ def report_of(weights: Sequence[WeightView], differences: Iterable[Tensor]) -> R
     """Return the report of a change from the `difference` of each weight."""
     if not weights:
         return Report()
-    found = list(differences)  # on the devices of the weights
-    rows = torch.stack([row.to(found[0].device) for row in found]).T.tolist()  # waits for the GPU
+    columns = zip(COLUMNS, zip(*read(list(differences)), strict=True), strict=True)
     names = [view.name for view in weights]
-    return _of_table({metric: dict(zip(names, row, strict=True)) for metric, row in zip(COLUMNS, rows, strict=True)})
+    return _of_table({metric: dict(zip(names, column, strict=True)) for metric, column in columns})
 
 
 def merged(reports: Sequence[Report]) -> Report:
@@ -168,8 +168,7 @@ def health(weights: Sequence[WeightView]) -> Report:
     """Measure weights as they are: `dfi_normalized` and raw `dfi`, means and by layer, and the norm of all together."""
     matrices = [as_matrices(view.read(), view.groups).contiguous() for view in weights]
     rows = [torch.cat([_isometry(each), each.float().square().sum().unsqueeze(0)]) for each in matrices]
-    device = rows[0].device  # a model may be on several
-    deviations, normalized, squared_norms = torch.stack([row.to(device) for row in rows]).T.tolist()
+    deviations, normalized, squared_norms = zip(*read(rows), strict=True)
     table, names = {"dfi": deviations, "dfi_normalized": normalized}, [view.name for view in weights]
     means = {metric: sum(column) / len(weights) for metric, column in table.items()}
     return Report(

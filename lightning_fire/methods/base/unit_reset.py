@@ -24,6 +24,7 @@ from lightning_fire.methods.base.method import Attached, Method, verified
 from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of
 from lightning_fire.methods.base.seeded import seeded
 from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.base.transfers import sent
 from lightning_fire.methods.initial_values import seed_of_draw
 from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
 from lightning_fire.where.argument import check_model, checked
@@ -123,6 +124,18 @@ class OfUnits(Method):
     def table(self, model: nn.Module) -> str:
         """Return how to show the units, which needs a batch."""
         return units_shown_later(type(self).__name__, self.selection)
+
+
+def units_in(masks: Sequence[Tensor], layers: Sequence[UnitLayer]) -> list[tuple[UnitLayer, Tensor]]:
+    """Return the indices of the chosen units of each layer, int64 (n,), from a bool mask of its units, (units,).
+
+    They are on the device of the weights of the layer. The host waits for a GPU once.
+    """
+    found = torch.cat([mask.to(masks[0].device) for mask in masks]).cpu().split([len(mask) for mask in masks])
+    return [
+        (layer, sent(mask.nonzero().flatten(), layer.incoming.parameter.device))
+        for layer, mask in zip(layers, found, strict=True)
+    ]
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from lightning_fire._private import step_hooks
 from lightning_fire.distributed import local
 from lightning_fire.methods.base.optimizers import Optimizers, parameters_of, with_inner
+from lightning_fire.methods.base.transfers import read
 
 _ENTRIES = 256  # compared of each weight, those that changed most of _LOOKED_AT
 _LOOKED_AT = 16_384
@@ -207,8 +208,7 @@ class Verification:
     def _decide(self, optimizer: Optimizer, others: Sequence[Tensor] = ()) -> list[bool]:
         """Raise an error if a weight is back at its old values; return the values of other flags. One device wait."""
         flags, self._flags = self._flags, []
-        both = [*(flag for *_, flag in flags), *others]
-        values = torch.stack([flag.to(both[0].device) for flag in both]).tolist()
+        values = read([*(flag for *_, flag in flags), *others])
         if found := [(s, time) for (s, time, _), value in zip(flags, values[: len(flags)], strict=True) if value]:
             names = list(dict.fromkeys(sample.name for sample, _ in found))
             time = found[0][1]
