@@ -1,6 +1,6 @@
 """Optimizer: utility-based perturbed gradient descent (Elsayed & Mahmood, ICLR 2024)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any
 
@@ -68,9 +68,10 @@ class UPGD(Optimizer):
         largest = torch.stack(maxima).max() if maxima else torch.zeros(())  # not read, which would wait for a GPU
         first = self.param_groups[0]
         seed = first["seed"] + 1_000_003 * (first["num_steps"] + 1)  # far from that of another run
-        generators = {d: Generator(d).manual_seed(int(seed)) for d in {parameter.device for _, parameter in stepped}}
-        for group, parameter in stepped:
-            self._step_one(group, parameter, largest, generators[parameter.device])
+        for device in dict.fromkeys(parameter.device for _, parameter in stepped):
+            here = [(group, parameter) for group, parameter in stepped if parameter.device == device]
+            for (group, parameter), noise in zip(here, _noise([parameter for _, parameter in here], seed), strict=True):
+                self._step_one(group, parameter, largest, noise)
         for group in self.param_groups:
             group["num_steps"] += 1
         return loss
@@ -85,20 +86,35 @@ class UPGD(Optimizer):
         utility: Tensor = state["utility"].mul_(beta).sub_(parameter.grad * parameter, alpha=1 - beta)
         return utility
 
-    def _step_one(self, group: dict[str, Any], parameter: Tensor, largest: Tensor, generator: Generator) -> None:
+    def _step_one(self, group: dict[str, Any], parameter: Tensor, largest: Tensor, noise: Tensor) -> None:
         state = self.state[parameter]
         utility = state["utility"] / (1 - group["utility_decay"] ** state["step"])
         largest = largest.to(utility.device)
         ratio = utility / largest  # of the dtype of the utility, as `largest` has no dimensions
         scaled = torch.where(largest == 0, torch.zeros_like(ratio), ratio).sigmoid_()
-        noise = _normal_like(parameter, generator) * group["noise"]
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_((parameter.grad + noise) * (1 - scaled), alpha=-group["lr"])
+        parameter.add_((parameter.grad + noise * group["noise"]) * (1 - scaled), alpha=-group["lr"])
 
 
-def _normal_like(parameter: Tensor, generator: Generator) -> Tensor:
-    noise = torch.empty_like(parameter)
-    if not is_sharded(parameter):
-        return noise.normal_(generator=generator)
-    put(noise, torch.empty(parameter.shape, dtype=noise.dtype, device=noise.device).normal_(generator=generator))
+def _noise(parameters: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """Return standard normal noise for parameters of one device, sharded as they are."""
+    if not any(map(is_sharded, parameters)):
+        drawn: list[Tensor] = normal_like(list(parameters), seed)
+        return drawn
+    wholes = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in parameters]
+    noise = [torch.empty_like(each) for each in parameters]
+    for own, whole in zip(noise, normal_like(wholes, seed), strict=True):
+        put(own, whole)
     return noise
+
+
+@torch.library.custom_op("lightning_fire::normal_like", mutates_args=())
+def normal_like(tensors: list[Tensor], seed: int) -> list[Tensor]:
+    """Draw standard normal values in the shapes of tensors of one device; `torch.compile` traces no generators."""
+    generator = Generator(tensors[0].device).manual_seed(seed)
+    return [torch.empty_like(tensor).normal_(generator=generator) for tensor in tensors]
+
+
+@normal_like.register_fake
+def _(tensors: list[Tensor], seed: int) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in tensors]

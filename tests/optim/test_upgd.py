@@ -149,3 +149,21 @@ def test_a_step_reads_no_value(gradient, dtype):
     with NothingRead():
         optimizer.step()
     assert all(weight.isfinite().all() for weight in weights)
+
+
+@pytest.mark.slow(3)
+def test_a_compiled_step_is_one_graph_and_the_same():
+    weights, gradients = [torch.randn(shape) for shape in SHAPES], [torch.randn(shape) for shape in SHAPES]
+    found = []
+    for compiled in (False, True):
+        torch.compiler.reset()
+        parameters = [nn.Parameter(weight.clone()) for weight in weights]
+        optimizer = UPGD(parameters, lr=0.1, noise=0.3)
+        step = torch.compile(optimizer.step, backend="eager", fullgraph=True) if compiled else optimizer.step
+        for _ in range(3):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.clone()
+            step()
+        found.append([parameter.detach() for parameter in parameters])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)

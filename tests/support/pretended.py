@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 
 import lightning_fire
 from lightning_fire.methods.base.optimizers import leaves
-from lightning_fire.optim import upgd
 
 aten = torch.ops.aten
 _PACKAGE = str(Path(lightning_fire.__file__).parent)
@@ -84,19 +83,6 @@ class PretendedTensor(Tensor):
         raise RuntimeError(f"{func} of a tensor of a pretended device after its end")
 
 
-class PretendedGenerator(torch.Generator):
-    """A generator that says it is on another device."""
-
-    def __new__(cls, device: Any = "cpu") -> "PretendedGenerator":
-        generator = super().__new__(cls, "cpu")
-        generator.pretended = torch.device(device)
-        return generator
-
-    @property
-    def device(self) -> torch.device:
-        return self.pretended
-
-
 class _OwnGenerators(TorchFunctionMode):
     """Raises an error where values are drawn by a generator of another device."""
 
@@ -152,7 +138,6 @@ class Pretended(FakeTensorMode):
             mock.patch.object(cuda, "set_rng_state", lambda state, *index: generators[device(*index)].set_state(state)),
             mock.patch.object(cuda, "manual_seed", lambda seed: generators[device()].manual_seed(seed)),
             mock.patch.object(cuda, "device", on),
-            mock.patch.object(upgd, "Generator", PretendedGenerator),
             mock.patch.object(torch.autograd, "grad", _gradients),
             mock.patch.object(Tensor, "backward", _backward),
             torch.backends.cudnn.flags(enabled=False),  # whose own operations the CPU has not
