@@ -180,7 +180,6 @@ def singular_values_of_finite(matrix: Tensor) -> Tensor:
     return values * largest.squeeze(-1)
 
 
-@full_precision
 def singular_values_of_gram(gram: Tensor) -> Tensor:
     """Singular values of F from its Gram matrix FᵀF, which can be summed over batches of rows.
 
@@ -201,6 +200,12 @@ def singular_values_of_gram(gram: Tensor) -> Tensor:
     gram = finite(gram, "gram")
     if gram.shape[-1] != gram.shape[-2]:
         raise ValueError(f"`gram` must be square, got shape {tuple(gram.shape)}")
+    return singular_values_of_finite_gram(gram)
+
+
+@full_precision
+def singular_values_of_finite_gram(gram: Tensor) -> Tensor:
+    """`singular_values_of_gram` of a square matrix that is known to be finite."""
     if gram.numel() == 0:
         return gram.new_zeros(gram.shape[:-1])
     largest = _largest_entry(gram)

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fire.functional import entropy_rank_of, singular_values_of_gram, srank_of, stable_rank_of
+from lightning_fire.functional import entropy_rank_of, srank_of, stable_rank_of
 from lightning_fire.functional.checks import at_least
+from lightning_fire.functional.ranks import singular_values_of_finite_gram
 from lightning_fire.metrics.sums import Sums
 
 
@@ -38,7 +39,7 @@ class RankOfFeatures(Sums):
         """Return the rank of all features since the last reset."""
         if not self.gram.isfinite().all():
             return torch.full_like(self.gram[0, 0], torch.nan)  # a metric that is only logged must not end a training
-        return self._rank(singular_values_of_gram(self.gram)).to(self.gram.dtype)
+        return self._rank(singular_values_of_finite_gram(self.gram)).to(self.gram.dtype)
 
 
 class SRank(RankOfFeatures):

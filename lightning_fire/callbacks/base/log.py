@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
+import torch
 from lightning.pytorch import Trainer
 from torch.optim import Optimizer
 
 from lightning_fire._lightning import batches_that_stepped, loss_scaler, undeclared
 from lightning_fire._private import is_a, unscales_gradients
 from lightning_fire.contracts import HasEnvironmentSteps, offers
+from lightning_fire.methods.base.transfers import sent
 
 
 def step_of_logs(trainer: Trainer, at_epoch_end: bool = False) -> int:
@@ -29,7 +31,9 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
         logger.save()
     distributed = trainer.world_size > 1
     headlines = {key: value for key, value in values.items() if key.count("/") == 1}  # not `group/metric/layer`
-    for key, value in headlines.items():
+    numbers = torch.tensor(list(headlines.values()), dtype=torch.get_default_dtype(), device="cpu")
+    # Lightning would send each number by itself, and wait for the device.
+    for key, value in zip(headlines, sent(numbers, trainer.lightning_module.device), strict=True):
         trainer.lightning_module.log(
             key, value, logger=False, on_step=False, on_epoch=True, batch_size=1, sync_dist=distributed
         )

@@ -121,5 +121,7 @@ def training_output(pl_module: LightningModule, batch: Any) -> Any:
 
 def on_all_ranks(trainer: Trainer, done: bool) -> bool:
     """Return whether a flag is set on all ranks. Every rank must call this."""
+    if trainer.world_size == 1:
+        return done
     flag = torch.tensor(float(done), device=trainer.strategy.root_device)
     return bool(trainer.strategy.reduce(flag, reduce_op="mean") == 1.0)

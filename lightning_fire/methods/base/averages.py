@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire.distributed import local
+from lightning_fire.methods.base.transfers import read
 from lightning_fire.where.layers import injected_heads, plain
 from lightning_fire.where.selection import some
 from lightning_fire.where.trained import why_not_trained
@@ -172,10 +173,12 @@ def _shapes(tensors: Iterable[Tensor]) -> tuple[torch.Size, ...]:
 
 def _is_near(tensors: Sequence[Tensor], trained: Mapping[tuple[torch.Size, ...], Sequence[Sequence[Tensor]]]) -> bool:
     """Return whether tensors have the shapes of those of a trained part, and are nearer to them than to zero."""
-    return any(
-        sum(map(_distance, tensors, weights)) < 0.5 * sum(float(local(weight).float().norm()) for weight in weights)
-        for weights in trained.get(_shapes(tensors), ())
-    )
+    for weights in trained.get(_shapes(tensors), ()):
+        norms = [local(weight).float().norm() for weight in weights]
+        found = read([*map(_distance, tensors, weights), *norms])
+        if sum(found[: len(norms)]) < 0.5 * sum(found[len(norms) :]):
+            return True
+    return False
 
 
 def _inner(average: Any) -> nn.Module | None:
@@ -232,7 +235,7 @@ def _pairs(average: Any, parts: Sequence[nn.Module]) -> list[tuple[Tensor, Tenso
     found = trained or found
     if len(found) < 2:
         return found[0] if found else None
-    return min(found, key=lambda pairs: sum(map(_distance, *zip(*pairs, strict=True))))
+    return min(found, key=lambda pairs: sum(read(list(map(_distance, *zip(*pairs, strict=True))))))
 
 
 def _stored(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -240,6 +243,7 @@ def _stored(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _distance(copy: Tensor, tensor: Tensor) -> float:
+def _distance(copy: Tensor, tensor: Tensor) -> Tensor:
     a, b = local(copy), local(tensor)
-    return float((a.to(b.device).float() - b.float()).norm())
+    length: Tensor = torch.linalg.vector_norm(a.to(b.device).float() - b.float())
+    return length

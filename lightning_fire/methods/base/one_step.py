@@ -25,13 +25,14 @@ def readiness(gradients: Iterable[Sequence[Tensor]], mean: Mean = alone, ranks: 
         ranks: Number of ranks.
     """
     total: list[Tensor] = []
-    squares, count = torch.zeros(()), 0
+    squares: list[Tensor] = []
     for gradient in gradients:
         wide = [part.detach().to(torch.promote_types(part.dtype, torch.float32)) for part in gradient]
         total = [one + other for one, other in zip(total, wide, strict=True)] if total else wide
-        squares, count = squares.to(wide[0]) + _dot(wide, wide), count + 1
+        squares.append(_dot(wide, wide))
+    count = len(squares)
     mean_gradient = mean(torch.cat([part.flatten() for part in total]) / count)
-    return float(optimization_readiness_of(mean_gradient, mean(squares / count), count * ranks))
+    return float(optimization_readiness_of(mean_gradient, mean(sum(squares[1:], squares[0]) / count), count * ranks))
 
 
 @torch.no_grad()
@@ -60,10 +61,10 @@ def sharpness_along(
     def at(step: float) -> float:
         put(step)
         try:
-            value = float(loss())
+            value = loss()
         except Exception:  # as of a distribution with parameters that are not finite
             value = torch.inf
-        return float(mean(torch.tensor(value, device=saved[0].device)))
+        return float(mean(torch.as_tensor(value, dtype=torch.get_default_dtype(), device=saved[0].device)))
 
     try:
         return critical_sharpness(at, -float(_dot(gradient, gradient)))

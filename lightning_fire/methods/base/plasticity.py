@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_fire.functional import dormant, entropy_rank_of, singular_values_of_gram, srank_of, stable_rank_of
+from lightning_fire.functional import dormant, entropy_rank_of, srank_of, stable_rank_of
+from lightning_fire.functional.ranks import singular_values_of_finite_gram
 from lightning_fire.methods.base.change import measurable
 from lightning_fire.methods.base.report import Report, health
+from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import UnitLayer, WeightView, weight_layers
 
 
@@ -21,8 +23,8 @@ def report_of_weights(model: nn.Module, weights: Sequence[WeightView] | None = N
 def report_of_units(layers: Sequence[UnitLayer], means: Tensor, threshold: float) -> Report:
     """Return the dormant fraction of the layers of units that have run, from the mean |h| of all units, (units,)."""
     activities = means.split([layer.size for layer in layers])
-    ran = [(layer, each) for layer, each in zip(layers, activities, strict=True) if not each.isnan().any()]
-    counts = {layer: int(dormant(each, threshold).sum()) for layer, each in ran}
+    found = read([torch.stack([each.isnan().any(), dormant(each, threshold).sum()]) for each in activities])
+    counts = {layer: number for layer, (is_nan, number) in zip(layers, found, strict=True) if not is_nan}
     if not counts:
         return Report()
     fractions = {layer.name: count / layer.size for layer, count in counts.items()}
@@ -34,9 +36,9 @@ def report_of_features(gram: Tensor) -> Report:
     """Return the ranks of features from their Gram matrix hᵀh, (features, features); empty for a NaN or Inf."""
     if not gram.isfinite().all():
         return Report()
-    singular = singular_values_of_gram(gram)
+    singular = singular_values_of_finite_gram(gram)
     ranks = {"srank": srank_of, "stable_rank": stable_rank_of, "entropy_rank": entropy_rank_of}
-    return Report({name: float(rank(singular)) for name, rank in ranks.items()})
+    return Report(dict(zip(ranks, read([rank(singular) for rank in ranks.values()]), strict=True)))
 
 
 def gram_of_last_features(model: nn.Module, forwards: Iterable[Callable[[], object]]) -> Tensor:
