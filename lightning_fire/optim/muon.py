@@ -164,7 +164,7 @@ class Muon(Optimizer):
         states = [self.state[parameter] for parameter in parameters]
         for state, parameter in zip(states, parameters, strict=True):
             if "exp_avg" not in state:
-                state["step"] = torch.tensor(0.0, dtype=torch.float32)
+                state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         adamw(
             list(parameters),

@@ -7,11 +7,20 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from methods_table import EVENTS, MADE
+from methods_table import MADE
 from pretended import Pretended
 from torch import nn
 
-from lightning_fire.methods import Loop, RankAscent, Tortoise, initial_values
+from lightning_fire import (
+    FIRE,
+    ContinualBackprop,
+    FullReset,
+    Parseval,
+    ShrinkAndPerturb,
+    WeightProjection,
+    Weights,
+)
+from lightning_fire.methods import EventMethod, Loop, RankAscent, Tortoise, initial_values
 from lightning_fire.optim import UPGD, Muon, muon_groups
 
 STEPS = 3
@@ -50,6 +59,18 @@ class Done(NamedTuple):
     decompositions: int
 
 
+OPTIONS = {
+    "fire_exact": FIRE(steps="exact", optimizer_state="all"),
+    "fire_auto": FIRE(scale="auto", coefficients="quintic", optimizer_state="keep"),
+    "fire_procrustes": FIRE(scale="procrustes", coefficients="muon", steps=5),
+    "full_reset_isometry": FullReset(target="isometry"),
+    "shrink_and_perturb_independent": ShrinkAndPerturb(0.6, perturb=0.1),
+    "parseval_norms": Parseval(0.1, scale=2.0, norms=True),
+    "continual_backprop_alone": ContinualBackprop(0.2, maturity=2, compensate=False),
+    "hidden_weights": WeightProjection(Weights(preset="cnn", include=["^second"])),
+}
+"""Values of the other options of methods."""
+VALUES = MADE | OPTIONS
 OPTIMIZERS = {
     "upgd": lambda model: UPGD(model.parameters(), noise=0.1),
     "muon": lambda model: Muon(muon_groups(model), lr=0.01),
@@ -60,7 +81,7 @@ OWN = {
 }
 DRAW_BY_DEVICE = {"shrink_and_perturb_fresh", "full_reset_fresh", "upgd"}
 """Methods that draw for all layers from one generator, of which each device has its own."""
-EVERY = [*MADE, *OWN, *OPTIMIZERS]
+EVERY = [*VALUES, *OWN, *OPTIMIZERS]
 
 
 @cache
@@ -95,7 +116,7 @@ def trained(name, devices=("cpu", "cpu")):
                         call()
 
         initial = initial_values(model)
-        method = MADE.get(name)
+        method = VALUES.get(name)
         if name == "plasticity_injection":
             method = replace(method, head="head")
             method.prepare(model)
@@ -103,13 +124,13 @@ def trained(name, devices=("cpu", "cpu")):
         loop = Loop(optimizer, forward, losses, initial)
         step()
         waits.clear()
-        if name in EVENTS:
+        if isinstance(method, EventMethod):
             with counted("event"):
                 values = dict(method(model, loop).values)
             values.pop("seconds", None)
             for _ in range(STEPS):
                 step()
-        elif name in MADE:
+        elif method is not None:
             with counted("attach"):
                 attached = method.attach(model, loop)
             for _ in range(STEPS):
@@ -153,6 +174,14 @@ ONCE, TWICE, AND_ONCE_A_STEP = {"event": 1}, {"event": 2}, {"step": 1}  # after 
 UNITS = {"step": 2}  # which units, and whether the first new weights last
 ALLOWED = {
     "fire": TWICE | AND_ONCE_A_STEP,  # whether all is finite, and the report
+    "fire_exact": TWICE | AND_ONCE_A_STEP,
+    "fire_auto": TWICE | AND_ONCE_A_STEP,
+    "fire_procrustes": TWICE | AND_ONCE_A_STEP,
+    "full_reset_isometry": {"event": 2} | AND_ONCE_A_STEP,
+    "shrink_and_perturb_independent": TWICE | AND_ONCE_A_STEP,
+    "parseval_norms": {"metrics": 1},
+    "continual_backprop_alone": UNITS,
+    "hidden_weights": {"attach": 1},
     "shrink_and_perturb": TWICE | AND_ONCE_A_STEP,
     "shrink_and_perturb_fresh": TWICE | AND_ONCE_A_STEP,
     "full_reset": ONCE | AND_ONCE_A_STEP,

@@ -83,6 +83,19 @@ class PretendedTensor(Tensor):
         raise RuntimeError(f"{func} of a tensor of a pretended device after its end")
 
 
+class PretendedGenerator(torch.Generator):
+    """Stands in for `torch.Generator`: draws on the CPU, and says that it is on any device."""
+
+    def __new__(cls, device: Any = "cpu") -> "PretendedGenerator":
+        generator = super().__new__(cls, "cpu")
+        generator.pretended = torch.device(device)
+        return generator
+
+    @property
+    def device(self) -> torch.device:
+        return self.pretended
+
+
 class _OwnGenerators(TorchFunctionMode):
     """Raises an error where values are drawn by a generator of another device."""
 
@@ -141,6 +154,7 @@ class Pretended(FakeTensorMode):
             mock.patch.object(torch.autograd, "grad", _gradients),
             mock.patch.object(Tensor, "backward", _backward),
             torch.backends.cudnn.flags(enabled=False),  # whose own operations the CPU has not
+            mock.patch.object(torch, "Generator", PretendedGenerator),
             _OwnGenerators(),
             mock.patch.object(torch.__future__, "_overwrite_module_params_on_conversion", True),  # by `module.to`
         ):
