@@ -1,5 +1,5 @@
 # Each command sets itself up: `make quickstart`, `make test`, `make test-all`, `make lint` and `make docs`;
-# `make test-lowest` and `make audit` are for those who change the bounds of versions, `make test-optimizers` for those who
+# `make gpu` is for those who have one, `make test-lowest` and `make audit` for those who change the bounds of versions, `make test-optimizers` for those who
 # change what an event does to an optimizer, `make test-neighbours` for those who change an adapter, `make test-crash` and `make dist`
 # for those who publish a release.
 # uv is used where present, otherwise venv and pip. VENV and PYTHON may be overridden.
@@ -34,7 +34,7 @@ PYTEST := python -m pytest -n auto --dist worksteal
 # KaTeX typesets formulas while the site is built; a message about another site generator is suppressed
 MKDOCS = NO_MKDOCS_2_WARNING=1 KATEX=$(wildcard $(VENV)/npm/node_modules/katex/dist) $(BIN)/mkdocs
 
-.PHONY: quickstart test test-all test-optimizers test-neighbours test-crash test-lowest zoo lint audit docs docs-serve dist clean
+.PHONY: quickstart test test-all test-optimizers test-neighbours test-crash test-lowest zoo gpu lint audit docs docs-serve dist clean
 
 quickstart: $(VENV)/.package  ## watch a network stop learning, and FIRE keep it able to learn
 	$(BIN)/lightning-fire compare quick_start \
@@ -57,6 +57,9 @@ test-neighbours: $(NEIGHBOURS)/.libraries  ## one script for each of the librari
 
 test-crash: $(VENV)/.test  ## before a release: many kills and random files, notebooks, whole examples
 	OMP_NUM_THREADS=1 EXAMPLES=10 $(BIN)/$(PYTEST) -m "crash or fuzz"
+
+gpu:  ## all measurements on a GPU, in one call of ten minutes, with the Python that has torch, lightning and pytest
+	$(PYTHON) benchmarks/gpu.py $(GPU)
 
 lint: $(VENV)/.dev  ## style, and types where they are strict and as a user sees them
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy $(TYPED)

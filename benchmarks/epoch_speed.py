@@ -140,7 +140,7 @@ def table(setting: Setting, rounds: int) -> dict[str, dict]:
     expected = found["loop"][0][1]
     for name, trainings in found.items():
         for _, state in trainings:
-            if any(not torch.equal(value, expected[key]) for key, value in state.items()):
+            if any(not torch.equal(value.cpu(), expected[key].cpu()) for key, value in state.items()):
                 refuse(f"{name!r} ends with other weights than the loop: it is not the same work")
     medians = {name: [statistics.median(epochs) for epochs, _ in trainings] for name, trainings in found.items()}
     rows = {}

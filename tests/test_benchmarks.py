@@ -50,6 +50,15 @@ CASES = {
         {"training step", "published loop", "event", "other", "select", "read", "project", "measure", "write", "log"}
         | {"λ_max", "histograms"},
     ),
+    "exact_cost": (
+        "--shapes 8x6 --rounds 1 --matrices 20",
+        "rows",
+        {
+            f"8 × 6, {condition}, {dtype}"
+            for condition in ("10", "1.6e4", "1e8", "half the rank")
+            for dtype in ("float32", "float64")
+        },
+    ),
     "idle_cost": ("--net small --steps 20", None, {"small"}),
     "interval_coverage": (
         "--repetitions 50 --resamples 50",
@@ -64,8 +73,9 @@ CASES = {
     "language_speed": (
         "--only small --rounds 1 --steps 2 --batch 2 --block 8",
         "nets/small",
-        {"loop", "Lightning", "as the recipes"},
+        {"loop", "Lightning", "as the recipes", "with an event"},
     ),
+    "large_event": ("--width 16 --blocks 1", "rows", {"1 blocks"}),
     "logging_cost": ("--net small --batch 2 --steps 1", "shares", LOGGING),
     "one_billion": (
         "--depth 1 --dim 64 --heads 2 --vocabulary 64 --block 16 --ranks 2",
