@@ -24,6 +24,11 @@ DRAWS = (
     "snr_pre_activation",
 )
 """Methods that draw new weights, on each kind of device other ones."""
+OPTIMIZERS = {
+    "upgd": lambda model: UPGD(model.parameters(), noise=0.0),
+    "upgd with noise": lambda model: UPGD(model.parameters(), noise=0.1),
+    "muon": lambda model: Muon(muon_groups(model), lr=0.01),
+}
 
 
 def network() -> nn.Sequential:
@@ -108,15 +113,7 @@ def test_a_method_does_what_it_does_on_the_cpu(device, name):
         assert_same(found, applied(name, "cpu"), 2e-2)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda model: UPGD(model.parameters(), noise=0.0),
-        lambda model: UPGD(model.parameters(), noise=0.1),
-        lambda model: Muon(muon_groups(model), lr=0.01),
-    ],
-    ids=["upgd", "upgd with noise", "muon"],
-)
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_an_optimizer_does_what_it_does_on_the_cpu(device, make):
     def trained(where):
         run = Run(where, make)
@@ -124,7 +121,10 @@ def test_an_optimizer_does_what_it_does_on_the_cpu(device, make):
             run.step()
         return run.state()
 
-    assert_same(trained(device), trained("cpu"), 2e-2)
+    found = trained(device)
+    assert_same(trained(device), found, 1e-3)
+    if make is not OPTIMIZERS["upgd with noise"]:
+        assert_same(found, trained("cpu"), 2e-2)
 
 
 def waits_of(call) -> Counter:
