@@ -29,7 +29,7 @@ from lightning_fire import Weights
 from lightning_fire.distributed import assign
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz
 from lightning_fire.methods.base.change import cost
-from lightning_fire.methods.base.report import difference
+from lightning_fire.methods.base.report import differences
 from lightning_fire.modules.network_blocks import blocks_of
 from lightning_fire.nets import GPT
 
@@ -53,7 +53,7 @@ def flops_by_cost(dim: int = 64) -> float:
     """Count the FLOPs of a projection and of its metrics, divided by `cost`, the multiplications of a Gram matrix."""
     weight = torch.randn(2 * dim, dim) / dim
     with FlopCounterMode(display=False) as counted:
-        difference(weight, newton_schulz(weight, 5, COEFFICIENTS["cubic"]), 1)
+        differences([weight], [newton_schulz(weight, 5, COEFFICIENTS["cubic"])], 1)
     return counted.get_total_flops() / cost(weight.shape)
 
 

@@ -29,7 +29,10 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def computed(*args: P.args, **kwargs: P.kwargs) -> R:
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        given = [
+            each for value in (*args, *kwargs.values()) for each in (value if isinstance(value, list) else [value])
+        ]
+        tensors = [value for value in given if isinstance(value, Tensor)]
         kinds = {tensor.device.type for tensor in tensors if not tensor.is_meta}
         with ExitStack() as stack:
             for kind in kinds:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from lightning_fire.functional._cpu import iterated, projected
@@ -109,25 +110,35 @@ def fire(
                 [0.0000, 0.0000],
                 [0.0000, 0.0000]])
     """
-    return fire_of_finite(finite(weight, "weight"), steps, coefficients, scale, groups, _checked).to(weight.dtype)
+    (new,) = fire_of_finite([finite(weight, "weight")], steps, coefficients, [scale], groups, _checked)
+    return new.to(weight.dtype)
 
 
 @full_precision
 def fire_of_finite(
-    weight: Tensor,
-    steps: int | Literal["exact"] = 10,
-    coefficients: Coefficients = "cubic",
-    scale: Scale = "paper",
+    weights: Sequence[Tensor],
+    steps: int | Literal["exact"],
+    coefficients: Coefficients,
+    scales: Sequence[Scale],
     groups: int = 1,
     project: Callable[[Tensor], Tensor] = projected,
-) -> Tensor:
-    """`fire` of a weight that is known to be finite, with a function for `exact`: on a GPU it waits for no check."""
+) -> list[Tensor]:
+    """`fire` of weights of one shape that are known to be finite, all at once and without a wait for a GPU.
+
+    Args:
+        scales: One for each weight.
+        project: Function from matrices to polar factors, for `exact`.
+    """
     if steps != "exact" and not _is_count(steps):
         raise ValueError(f"`steps` must be an integer of at least 1, or 'exact', got {steps!r}")
-    matrices = as_matrices(real(weight, "weight"), groups)
-    isometry = project(matrices) if steps == "exact" else iterated(matrices, steps, _numbers(coefficients))
-    isometry = rescale(isometry, matrices, (weight.shape[0] // groups, *weight.shape[1:]), scale)
-    return isometry.movedim(1, -1).reshape(weight.shape).to(weight.dtype).contiguous()
+    matrices = [as_matrices(real(weight, "weight"), groups) for weight in weights]
+    whole = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
+    isometries = project(whole) if steps == "exact" else iterated(whole, steps, _numbers(coefficients))
+    new = []
+    for weight, own, isometry, scale in zip(weights, matrices, isometries.split(groups), scales, strict=True):
+        isometry = rescale(isometry, own, (weight.shape[0] // groups, *weight.shape[1:]), scale)
+        new.append(isometry.movedim(1, -1).reshape(weight.shape).to(weight.dtype).contiguous())
+    return new
 
 
 def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:

@@ -39,7 +39,7 @@ def by_products(x: Tensor) -> Tensor:
         tall = moderate(x if x.shape[-2] == long else x.mT)
         basis, rest = torch.linalg.qr(tall)
         with float32_products(x.device):
-            q = basis @ by_products(rest)
+            q: Tensor = basis @ by_products(rest)
         return (q if x.shape[-2] == long else q.mT).contiguous()
     zero = x.abs().amax((-2, -1), keepdim=True) == 0
     noise = torch.randn(x.shape, generator=torch.Generator(x.device).manual_seed(0), dtype=x.dtype, device=x.device)

@@ -94,13 +94,14 @@ class DASH(EventMethod):
             )
         directions = dict(zip(parameters, reduced, strict=True))
 
-        def new_weight(view: WeightView, weight: Tensor) -> Tensor:
-            return dash(weight, view.of(directions[view.parameter]).read(), self.minimum)
+        def new_weights(views: Sequence[WeightView], old: Sequence[Tensor]) -> list[Tensor]:
+            gradients = [view.of(directions[view.parameter]).read() for view in views]
+            return [dash(weight, own, self.minimum) for weight, own in zip(old, gradients, strict=True)]
 
         shrunk: dict[Tensor, Tensor] = {
             bias: dash(bias.detach(), directions[bias], self.minimum) for bias in biases.values()
         }
-        change = change_weights(weights, new_weight, measure=training.measure, others=shrunk)
+        change = change_weights(weights, new_weights, measure=training.measure, others=shrunk)
         report = change.report or Report()
         report = replace(report, values={**report.values, "batches": float(batches)})
         return replace(change, report=report, left_out=left_out)

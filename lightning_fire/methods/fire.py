@@ -63,9 +63,8 @@ class FIRE(EventMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         few = min(self.steps, 1) if isinstance(self.steps, Integral) else self.steps
-        fire_of_finite(
-            torch.eye(1, device="cpu"), few, self.coefficients, "paper" if self.scale == "auto" else self.scale
-        )  # checks them
+        scale = "paper" if self.scale == "auto" else self.scale
+        fire_of_finite([torch.eye(1, device="cpu")], few, self.coefficients, [scale])  # checks them
 
     def selected(self, model: nn.Module, training: Training) -> str:
         """Return how many weights it replaces, by which preset, and with `scale="auto"` the scales."""
@@ -83,16 +82,17 @@ class FIRE(EventMethod):
 
         missed: set[str] = set()
 
-        def new_weight(view: WeightView, weight: Tensor) -> Tensor:
-            project = by_svd if view.name in missed else projected
-            return fire_of_finite(weight, self.steps, self.coefficients, scales[view.name], view.groups, project)
+        def new_weights(views: Sequence[WeightView], old: Sequence[Tensor]) -> list[Tensor]:
+            project = projected if missed.isdisjoint(view.name for view in views) else by_svd
+            own = [scales[view.name] for view in views]
+            return fire_of_finite(old, self.steps, self.coefficients, own, views[0].groups, project)
 
-        change = change_weights(weights, new_weight, training.share_work, training.measure)
+        change = change_weights(weights, new_weights, training.share_work, training.measure)
         if self.steps == "exact":
             missed.update(_missed(change, weights))
         if missed:
             warn(f"FIRE computes {some(sorted(missed))} again, by singular value decompositions", model)
-            change = change_weights(weights, new_weight, training.share_work, training.measure)
+            change = change_weights(weights, new_weights, training.share_work, training.measure)
         if change.report and (zeros := change.report.zeros):
             warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}", model)
         if change.report and (change.report.norm_ratio or 0) > LARGE:

@@ -24,8 +24,10 @@ from lightning_fire.methods import (
     fresh_values,
     reset_optimizer_state,
 )
+from lightning_fire.methods.base import change
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import planned
+from lightning_fire.methods.base.report import differences
 
 fire = import_module("lightning_fire.methods.fire")
 
@@ -210,3 +212,24 @@ def test_exact_weights_that_products_miss_are_computed_by_the_svd(monkeypatch, d
         torch.testing.assert_close(one, two)
     monkeypatch.setattr(fire, "projected", whole)
     fire_(network().to(dtype), steps="exact")  # without a warning
+
+
+@pytest.mark.parametrize("options", [{}, {"steps": "exact"}, {"scale": "auto"}, {"coefficients": "muon", "steps": 5}])
+def test_weights_of_one_shape_in_batches_give_the_same(monkeypatch, options):
+    def model():
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(4, 4, 3), nn.Flatten()]
+        return nn.Sequential(*layers, nn.Linear(36, 36), nn.LayerNorm(36), nn.Linear(36, 36), nn.Linear(36, 36))
+
+    one, several = model(), model()
+    expected = fire_(one, **options)
+    batches = []
+    monkeypatch.setattr(change, "_fills_with_batches", lambda device: True)
+    monkeypatch.setattr(change, "_ENTRIES", 2 * 36 * 36)
+    monkeypatch.setattr(change, "differences", lambda *words: batches.append(len(words[0])) or differences(*words))
+    found = fire_(several, **options)
+    assert batches == [2, 1, 2, 1]
+    for a, b in zip(several.parameters(), one.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+    for name, value in expected.table.items():
+        assert found.table[name] == pytest.approx(value, rel=1e-4, abs=1e-4), name

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -18,9 +19,11 @@ from lightning_fire.methods.base.all_or_nothing import (
     same_tensors_after_error,
     undone_after_error,
 )
-from lightning_fire.methods.base.report import COLUMNS, Report, difference, report_of
+from lightning_fire.methods.base.report import COLUMNS, Report, differences, report_of
 from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import Weights, WeightView
+
+_ENTRIES = 2**24  # of a batch, 64 MB in float32: larger matrices fill a GPU alone
 
 
 @dataclass(frozen=True)
@@ -114,15 +117,16 @@ class Change:
 @torch.no_grad()
 def change_weights(
     weights: Sequence[WeightView],
-    new_weight: Callable[[WeightView, Tensor], Tensor],
+    new_weights: Callable[[Sequence[WeightView], Sequence[Tensor]], Iterable[Tensor]],
     share_work: bool = False,
     measure: bool = True,
     others: Mapping[Tensor, Tensor] | None = None,
 ) -> Change:
     """Compute a new weight of the same shape, (out, in / groups, *kernel), for each of at least one, if all are finite.
 
-    With `share_work` each rank computes some of them and sends them to the others; all ranks must call this then and
-    have the same weights. `others` are new values of further tensors.
+    `new_weights` gets weights of one shape: several on a GPU, which small products do not fill, one on a CPU. With
+    `share_work` each rank computes some of them and sends them to the others; all ranks must call this then and have
+    the same weights. `others` are new values of further tensors.
     """
     ranks = world_size() if share_work else 1
     own = rank() if share_work else 0
@@ -137,17 +141,19 @@ def change_weights(
     values = {parameter: parameter.detach().clone() for parameter in parameters}
     copies = _copies(weights, values)
     kept: dict[WeightView, Tensor] = {}
-    for index, (view, copy) in enumerate(zip(weights, copies, strict=True)):
-        old, read[index] = read[index], None  # frees what was gathered
-        if old is None:
-            continue
-        new = new_weight(view, old)
-        if measure:
-            rows[index] = difference(old, new, view.groups)
-        if ranks > 1 and is_sharded(view.parameter):
-            kept[copy] = new
-        else:
-            copy.write(new)
+    for batch in _batches(weights, read):
+        views = [weights[index] for index in batch]
+        old = [whole for index in batch if (whole := read[index]) is not None]
+        for index in batch:
+            read[index] = None  # frees what was gathered
+        new = list(new_weights(views, old))
+        for index, row in zip(batch, differences(old, new, views[0].groups), strict=True) if measure else ():
+            rows[index] = row
+        for index, view, weight in zip(batch, views, new, strict=True):
+            if ranks > 1 and is_sharded(view.parameter):
+                kept[copies[index]] = weight
+            else:
+                copies[index].write(weight)
     if ranks > 1:
         _exchange(copies, owners, own, kept)
         sum_over_ranks(rows, ranks)  # zeros from all but the owner
@@ -175,8 +181,12 @@ def measured(change: Change, model: nn.Module, measure: bool = True) -> Change:
         return change
     weights = measurable(model, change.values) if measure and change.values else ()
     copies = _copies(weights, change.values)
-    rows = [difference(view.read(), copy.read(), view.groups) for view, copy in zip(weights, copies, strict=True)]
-    return replace(change, report=report_of(weights, rows), weights=weights)
+    read = list(map(WeightView.read, weights))
+    rows: dict[int, Tensor] = {}
+    for batch in _batches(weights, read):
+        pairs = [read[index] for index in batch], [copies[index].read() for index in batch]
+        rows |= zip(batch, differences(*pairs, weights[batch[0]].groups), strict=True)
+    return replace(change, report=report_of(weights, [rows[index] for index in range(len(weights))]), weights=weights)
 
 
 def measurable(model: nn.Module, touched: Collection[Tensor]) -> Sequence[WeightView]:
@@ -201,6 +211,29 @@ def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> Non
             f"NaN or Inf in {', '.join(broken)}: training has diverged; no weight has been changed."
             " Resume from an earlier checkpoint, or lower the learning rate."
         )
+
+
+def _batches(weights: Sequence[WeightView], read: Sequence[Tensor | None]) -> list[list[int]]:
+    """Return the numbers of weights that are treated together: of one shape on a GPU, one by one on a CPU.
+
+    Weights that are not read are left out.
+    """
+    batches: list[list[int]] = []
+    last: dict[Any, list[int]] = {}
+    for index, (view, whole) in enumerate(zip(weights, read, strict=True)):
+        if whole is None:
+            continue
+        key = whole.shape, view.groups, whole.dtype, whole.device
+        room = _ENTRIES // max(whole.numel(), 1) if _fills_with_batches(whole.device) else 1
+        if key not in last or len(last[key]) >= room:
+            batches.append([])
+            last[key] = batches[-1]
+        last[key].append(index)
+    return batches
+
+
+def _fills_with_batches(device: torch.device) -> bool:
+    return device.type != "cpu"
 
 
 def _copies(weights: Sequence[WeightView], values: Mapping[Tensor, Tensor]) -> list[WeightView]:
