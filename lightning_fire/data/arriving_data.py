@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_fire._lightning import begin_next_epoch, undeclared
 from lightning_fire.data.protocols import EpochPlan
-from lightning_fire.data.resumable_loader import ResumableLoader, ranks_of
+from lightning_fire.data.resumable_loader import ResumableLoader, goes_to_gpu, ranks_of
 
 Plan = TypeVar("Plan", bound=EpochPlan)
 
@@ -119,6 +119,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
         if self._train_loader is None or self._train_loader[0] != part:
             with ranks_of(self.trainer):
                 self._train_loader = part, self._make_train_loader(chunk)
+            self._train_loader[1].pin_memory = goes_to_gpu(self.trainer)
             if self._position is not None:  # Lightning restores it too late, if configure_optimizers asks for the data
                 self._train_loader[1].load_state_dict(self._position)
         loader = self._train_loader[1]
@@ -134,6 +135,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
         if self._test_loader is None or self._test_loader[0] != chunk:
             with ranks_of(self.trainer):
                 self._test_loader = chunk, self._make_test_loader(chunk)
+            self._test_loader[1].pin_memory = goes_to_gpu(self.trainer)
         return self._test_loader[1]
 
     def val_dataloader(self) -> ResumableLoader:

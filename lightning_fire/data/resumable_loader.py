@@ -153,6 +153,11 @@ def ranks_of(trainer: Any) -> Iterator[None]:
         _alone.reset(token)
 
 
+def goes_to_gpu(trainer: Any) -> bool:
+    """Return whether a Trainer sends batches to a CUDA device, which waits less for those in pinned memory."""
+    return trainer is not None and trainer.strategy.root_device.type == "cuda" and torch.cuda.is_available()
+
+
 def world_size() -> int:
     """Return the number of processes of the running process group; 1 without one, or for a Trainer on its own."""
     return torch.distributed.get_world_size() if _is_distributed() else 1

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_fire._lightning import undeclared
 from lightning_fire.contracts import HasNStep, HasObserve, offers
+from lightning_fire.data.resumable_loader import goes_to_gpu
 from lightning_fire.experience import Collector, Episode, ReplayBuffer, Round
 from lightning_fire.experience.buffer import stored_dtype
 from lightning_fire.experience.episodes import scaled, seed_of_episode
@@ -36,6 +37,11 @@ def act(module: Any, observations: Tensor, step: int | None, generator: torch.Ge
     """Return the actions of a module for observations on its device, both `(num_envs, *shape)`; see `HasAct`."""
     actions = module.act(observations, step, generator)
     return (actions.float() if actions.is_floating_point() else actions).cpu().numpy()
+
+
+def _sent(observations: np.ndarray, device: torch.device) -> Tensor:
+    """Return observations on a device; the host waits for the actions alone."""
+    return torch.from_numpy(observations).to(device, non_blocking=device.type == "cuda")
 
 
 class Rounds:
@@ -77,7 +83,7 @@ class Rounds:
         """Take some steps of each environment."""
         with playing(self._data.trained_by) as module:
             for _ in range(steps):
-                observations = torch.from_numpy(self.collector.buffer.latest()).to(module.device)
+                observations = _sent(self.collector.buffer.latest(), module.device)
                 if offers(module, HasObserve):
                     module.observe(observations)
                 self.collector.step(actions(module, observations, self.collector.environment_steps - self._initial))
@@ -86,7 +92,8 @@ class Rounds:
         shape, module = (self._data.updates, self._data.batch_size), self._data.trained_by.lightning_module
         returns = (module.n_step, module.discount) if offers(module, HasNStep) else ()
         drawn = self.collector.buffer.sample(shape[0] * shape[1], draws, *returns)
-        drawn = drawn.each(lambda tensor: tensor.unflatten(0, shape))
+        pin = goes_to_gpu(self._data.trained_by)
+        drawn = drawn.each(lambda tensor: (tensor.pin_memory() if pin else tensor).unflatten(0, shape))
         seed = torch.tensor(int(draws.integers(2**62)))
         return Round(drawn, torch.tensor(self.collector.environment_steps), seed, *finished)
 
@@ -144,7 +151,7 @@ class Evaluation:
         total, length, over = 0.0, 0, False
         with playing(self._data.trained_by) as module:
             while not over:
-                observations = torch.from_numpy(np.asarray(observation, dtype)[None]).to(module.device)
+                observations = _sent(np.asarray(observation, dtype)[None], module.device)
                 action = act(module, observations, None, generator)[0]
                 observation, reward, terminated, truncated, _ = env.step(action if action.ndim else int(action))
                 total, length, over = total + float(reward), length + 1, terminated or truncated

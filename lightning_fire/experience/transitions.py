@@ -57,9 +57,12 @@ class Round(NamedTuple):
     ends: Tensor
 
     def to(self, device: torch.device | str) -> "Round":
-        """Return the batch on a device; without it, Lightning would search the tuple for its tensors."""
+        """Return the batch with its transitions on a device; the rest stays, as it is read on the host.
+
+        Without it, Lightning would search the tuple for its tensors.
+        """
         move = methodcaller("to", device, non_blocking=torch.device(device).type == "cuda")  # as Lightning's
-        return Round(self.transitions.each(move), *map(move, self[1:]))
+        return self._replace(transitions=self.transitions.each(move))
 
 
 class Episode(NamedTuple):

@@ -91,7 +91,7 @@ class DQN(ReplayModule):
         if not any(random):
             return best
         drawn = torch.randint(self._num_actions, (len(random),), device="cpu", generator=generator)
-        return torch.where(torch.tensor(random, device=best.device), drawn.to(best.device), best)
+        return torch.where(torch.tensor(random, device="cpu"), drawn, best.cpu())
 
     def epsilon_at(self, step: int) -> float:
         """Return the fraction of random actions `step` environment steps after the initial ones."""

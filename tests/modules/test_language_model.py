@@ -277,6 +277,7 @@ def test_the_loss_at_new_data_is_that_of_all_its_validation_blocks(tmp_path):
     _, logged = run(tmp_path, Keep())
     model, texts = module(), data()
     texts.trainer = types.SimpleNamespace(current_epoch=2, accumulate_grad_batches=1, world_size=1, is_global_zero=True)
+    texts.trainer.strategy = types.SimpleNamespace(root_device=torch.device("cpu"))
     losses = {name: [] for name in "ab"}
     model.net.load_state_dict({k.removeprefix("net."): v for k, v in logged_weights.items() if k.startswith("net.")})
     with torch.no_grad():
