@@ -9,7 +9,7 @@ are scale-invariant, and 0 for a matrix of zeros or without entries. A *matrix* 
 import torch
 from torch import Tensor
 
-from lightning_fire.functional.checks import finite, full_precision, real
+from lightning_fire.functional.checks import finite, full_precision, precise, real
 
 _EPS = 1e-8
 
@@ -215,7 +215,8 @@ def singular_values_of_finite_gram(gram: Tensor) -> Tensor:
 
 
 def _relative(values: Tensor) -> Tensor:
-    """Singular values divided by the largest, `(..., max(r, 1))`; zeros stay zero."""
+    """Singular values divided by the largest, `(..., max(r, 1))`, float32 at least; zeros stay zero."""
+    values = precise(values)
     if values.shape[-1] == 0:
         return values.new_zeros(*values.shape[:-1], 1)
     largest = values.amax(-1, keepdim=True)

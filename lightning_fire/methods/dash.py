@@ -12,6 +12,7 @@ from torch.nn import Parameter
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dash
+from lightning_fire.functional.checks import precise
 from lightning_fire.methods.base.change import Change, change_weights, require_finite
 from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
@@ -80,13 +81,13 @@ class DASH(EventMethod):
         biases = _biases_of(model, weights)
         require_finite({**{view.name: view.read() for view in weights}, **biases})
         parameters = list(dict.fromkeys([*(view.parameter for view in weights), *biases.values()]))
-        average = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
+        average = [torch.zeros_like(precise(parameter)) for parameter in parameters]
         batches = 0
         with _requiring_gradients(parameters):
             for batch in training.gradients(parameters, self.batches):
                 batches += 1
                 for mean, gradient in zip(average, batch, strict=True):
-                    mean.lerp_(-gradient.float(), self.alpha)
+                    mean.lerp_(-precise(gradient), self.alpha)
         reduced = [mean_over_ranks(mean, training.ranks) for mean in average]
         if not all(read([mean.isfinite().all() for mean in reduced])):
             raise ValueError(

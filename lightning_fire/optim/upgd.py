@@ -76,14 +76,26 @@ class UPGD(Optimizer):
             group["num_steps"] += 1
         return loss
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned; torch would round EMAs to the dtype of their parameters."""
+        super().load_state_dict(state_dict)
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, parameters, strict=True):
+            saved, state = state_dict["state"].get(number, {}).get("utility"), self.state[parameter]
+            if saved is not None and saved.dtype != state["utility"].dtype:
+                state["utility"] = saved.to(parameter.device, copy=True)
+
     def _updated_utility(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
         """Return the EMA of −g·w, of the shape of the parameter, before its correction."""
         state, beta = self.state[parameter], group["utility_decay"]
         if not state:
-            state["step"], state["utility"] = 0, torch.zeros_like(parameter)
+            wide = torch.promote_types(parameter.dtype, torch.float32)  # in bfloat16 no EMA would decay
+            state["step"], state["utility"] = 0, torch.zeros_like(parameter, dtype=wide)
         state["step"] += 1
         assert parameter.grad is not None  # `step` leaves the others out
-        utility: Tensor = state["utility"].mul_(beta).sub_(parameter.grad * parameter, alpha=1 - beta)
+        product = parameter.grad.to(state["utility"].dtype) * parameter
+        utility: Tensor = state["utility"].mul_(beta).sub_(product, alpha=1 - beta)
         return utility
 
     def _step_one(self, group: dict[str, Any], parameter: Tensor, largest: Tensor, noise: Tensor) -> None:

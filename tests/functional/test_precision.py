@@ -2,6 +2,8 @@
 
 import ast
 import contextlib
+from collections import OrderedDict
+from functools import partial
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from function_cases import FUNCTIONS, arguments, name_of
 from methods_table import made
 from pages import ROOT
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_fire import initial_values
 from lightning_fire.methods import DASH, METHODS, EventMethod, Loop, ReDo
@@ -41,17 +43,15 @@ def test_contexts_change_no_function(function, context):
     assert_same(computed(function, CONTEXTS[context]()), computed(function, contextlib.nullcontext()))
 
 
+def network():
+    layers = {"first": nn.Linear(6, 8), "norm": nn.LayerNorm(8), "relu": nn.ReLU(), "head": nn.Linear(8, 3)}
+    return nn.Sequential(OrderedDict(layers))
+
+
 def weights_after(method, context):
     """The weights after some steps with a method, which is made and acts within a context."""
     torch.manual_seed(0)
-    model = nn.Sequential()
-    for name, layer in (
-        ("first", nn.Linear(6, 8)),
-        ("norm", nn.LayerNorm(8)),
-        ("relu", nn.ReLU()),
-        ("head", nn.Linear(8, 3)),
-    ):
-        model.add_module(name, layer)
+    model = network()
     x, optimizer = torch.randn(8, 6), torch.optim.SGD(model.parameters(), 0.1)
 
     def loss():
@@ -85,6 +85,60 @@ def test_contexts_change_no_method(kind, context):
     if context == "device" or kind not in (DASH, ReDo):  # whose forward passes run within the context
         plain = weights_after(lambda: made(kind, "head"), contextlib.nullcontext)
         assert_same(weights_after(lambda: made(kind, "head"), CONTEXTS[context]), plain)
+
+
+IN_THEIR_DTYPE = {"dormancy_score", "dormant", "dormant_fraction", "feature_covariance_shift_of", "srank_of"}
+"""Functions of activations, which the methods call with float32, and those with a tolerance of the dtype."""
+WITH_VECTORS = {"power_iteration", "spectral_gradient", "spectral_penalty"}
+
+
+@pytest.mark.parametrize("function", [f for f in FUNCTIONS if f.__name__ not in IN_THEIR_DTYPE], ids=name_of)
+def test_bfloat16_is_computed_in_float32(function):
+    given = arguments()[function]
+    if callable(given):
+        pytest.skip("takes functions")
+
+    def converted(dtype, value):
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    low = tree_map(partial(converted, torch.bfloat16), given)
+    high = tree_map(partial(converted, torch.float32), low)
+    if function.__name__ in WITH_VECTORS:  # an EMA in float32
+        low = (low[0], *high[1:])
+    for found, expected in zip(tree_leaves(function(*low)), tree_leaves(function(*high)), strict=True):
+        assert_same(found, expected.to(found.dtype) if isinstance(found, torch.Tensor) else expected)
+
+
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.name)
+def test_averages_of_bfloat16_are_in_float32(kind):
+    method = made(kind, "head")
+    if isinstance(method, EventMethod) or kind.name == "l2_init":  # whose targets are former values
+        return
+    model = network().to(torch.bfloat16)
+    x, optimizer = torch.randn(8, 6, dtype=torch.bfloat16), torch.optim.SGD(model.parameters(), 0.1)
+    at_work = method.attach(model, Loop(optimizer, lambda: model(x)))
+    for _ in range(4):
+        model(x).square().mean().backward()
+        at_work.before_step(optimizer)
+        optimizer.step()
+        at_work.after_step()
+    kept = [value for value in tree_leaves(at_work.state_dict()) if isinstance(value, torch.Tensor)]
+    assert all(value.dtype in (torch.float32, torch.int64) for value in kept)
+
+
+def test_the_utility_of_bfloat16_decays_and_is_restored():
+    weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = UPGD([weight], lr=0.0, utility_decay=0.999, noise=0.0)
+    weight.grad = -torch.ones_like(weight)
+    optimizer.step()
+    first = optimizer.state[weight]["utility"].clone()
+    weight.grad = torch.zeros_like(weight)
+    for _ in range(100):
+        optimizer.step()
+    torch.testing.assert_close(optimizer.state[weight]["utility"], first * 0.999**100)
+    other = UPGD([weight])
+    other.load_state_dict(optimizer.state_dict())
+    assert_same(other.state[weight]["utility"], optimizer.state[weight]["utility"])
 
 
 @pytest.mark.parametrize("kind", [Muon, UPGD])
