@@ -16,7 +16,7 @@ from lightning_fire.methods.base.change import Change, change_weights
 from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
 from lightning_fire.methods.base.optimizers import Optimizers
-from lightning_fire.methods.base.report import Report, health
+from lightning_fire.methods.base.report import Report, health, matrices_in_words
 from lightning_fire.methods.base.selecting import select_weights
 from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.where import Weights, WeightView, normalized_weights
@@ -69,10 +69,9 @@ class FIRE(EventMethod):
     def selected(self, model: nn.Module, training: Training) -> str:
         """Return how many weights it replaces, by which preset, and with `scale="auto"` the scales."""
         weights = self.selection.select(model)
-        number = getattr(weights, "summary", f"{len(weights)} weight matrices")
         names = " … ".join(dict.fromkeys([weights[0].name, weights[-1].name]))
         scales = f", {_in_words(scales_of(model, weights))}" if self.scale == "auto" else ""
-        return f"{number} ({names}){scales}"
+        return f"{matrices_in_words(weights)} ({names}){scales}"
 
     def plan(self, model: nn.Module, training: Training) -> Change:
         """Compute the nearest orthogonal weights."""

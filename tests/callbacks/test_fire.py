@@ -185,7 +185,8 @@ def test_the_first_metrics_of_an_event_are_scale_invariant(tmp_path, caplog):
         fitted(FIRECallback(log=Log(curvature=False)), folder=tmp_path, max_epochs=3)
     (line,) = (text for text in caplog.messages if "acted at" in text)
     shown = [part.split()[0] for part in line.partition("(")[2].split(", ")]
-    assert shown == ["dfi_normalized", "sfe_normalized", "seconds", "norm"]
+    assert shown == ["dfi_normalized", "sfe_normalized", "seconds", "norm", "preset"]
+    assert line.endswith("; 3 of 3 weight matrices, preset cnn)")
     tags = EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
     assert {tag for tag in tags if tag.startswith("fire/dfi")} == {
         "fire/dfi_normalized_before",

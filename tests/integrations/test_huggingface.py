@@ -292,6 +292,12 @@ def test_the_first_data_is_said_to_be_the_first(tmp_path, caplog):
     assert caplog.text.count("this data is the first. Data is new in a later train()") == 1
 
 
+def test_the_line_of_an_event_says_how_many_matrices_are_taken(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        trainer(tmp_path, PlasticityCallback(FIRE(), AtNewData(skip_first=False))).train()
+    assert "fire acted at epoch 0, step 0 (" in caplog.text and "; 7 of 7 weight matrices, preset gpt)" in caplog.text
+
+
 def test_an_event_that_changes_nothing_is_named(tmp_path, caplog):
     """As in a process that starts from loaded weights: these are its initial values."""
     for fresh_seed, count in ((None, 1), (0, 0)):

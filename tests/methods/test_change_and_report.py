@@ -10,7 +10,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from lightning_fire import fire_, full_reset_, shrink_and_perturb_
+from lightning_fire import Parameters, Weights, dash_, fire_, full_reset_, shrink_and_perturb_
 from lightning_fire.distributed import gathered
 from lightning_fire.methods import (
     DASH,
@@ -86,7 +86,8 @@ def test_a_report_describes_the_change_of_the_weights(method):
     assert f"sfe {report['sfe']:.4g}" in str(report)
     ratio = sum(w.double().square().sum() for w in (model[0].weight, model[3].weight)) / sum(norms)
     assert report.norm_ratio == pytest.approx(ratio.sqrt().item(), rel=1e-4)
-    assert str(report).endswith(f", norm × {report.norm_ratio:.2g}")
+    taken = "2 of 2 weight matrices, preset cnn" if method is fire_ else "4 of 4 parameters"
+    assert str(report).endswith(f", norm × {report.norm_ratio:.2g}; {taken}")
 
 
 def test_a_plan_changes_nothing_until_it_is_applied_and_then_at_each_application():
@@ -185,6 +186,22 @@ def test_a_new_value_of_another_shape_is_an_error_before_anything_is_written():
         Change(values={torch.zeros(3): torch.ones(3), torch.zeros(2): torch.ones(1)})
 
 
+@pytest.mark.filterwarnings("ignore:the change leaves out 1")
+def test_a_line_says_how_much_of_the_model_was_changed():
+    model = nn.Sequential(network(), nn.Linear(3, 3))
+    first = torch.optim.SGD(model[0].parameters())
+    assert str(fire_(model, Weights(exclude=["^1"]))).endswith("; 2 of 3 weight matrices, preset cnn")
+    assert str(fire_(model, Weights(preset="dqn"))).endswith("; 1 of 3 weight matrices, preset dqn")
+    assert str(fire_([model[0], model[1]])).endswith(
+        "; 2 of 2 weight matrices, preset cnn; 1 of 1 weight matrices, preset cnn"
+    )
+    assert FIRE()(model, Loop(first, measure=False)).taken == "2 of 3 weight matrices, preset cnn"
+    assert str(dash_(model, [model(torch.ones(2, 4, 5, 5)).sum()])).endswith("; 3 of 3 weight matrices, preset cnn")
+    target = fresh_values(model, seed=1)
+    assert str(shrink_and_perturb_(model, target, where=Parameters(include=["^1"]))).endswith("; 2 of 6 parameters")
+    assert str(full_reset_(model, target, optimizers=first)).endswith("; 4 of 6 parameters")
+
+
 def test_a_large_change_of_norm_is_said_with_what_to_do():
     """As of GPT-2 and BERT from `transformers`, which start with a standard deviation of 0.02."""
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -194,7 +211,7 @@ def test_a_large_change_of_norm_is_said_with_what_to_do():
         for parameter in model.parameters():
             parameter.normal_(std=0.02)
     report = fire_(copy.deepcopy(model))
-    assert str(report).endswith(" (the old weights are small for this scale: scale='procrustes' keeps their size)")
+    assert " (the old weights are small for this scale: scale='procrustes' keeps their size); 2 of 2 " in str(report)
     assert report.norm_ratio > 5
     assert fire_(copy.deepcopy(model), scale="procrustes").norm_ratio < 1
 

@@ -84,7 +84,7 @@ class EventCallback(MethodCallback):
         self._explanation, self._idle = "", False  # what makes data new in this fit; whether no data will be new
         self._awaits = False  # whether this fit begins with the first data, on which the schedule does not act
         self._note: Callable[[], None] = _nothing  # counts the present event
-        self._norm = ""  # ratio of norms at the last event, in words
+        self._ending = ""  # of the line about the last event
         self._rate: RateAfterEvent | None = None
         self._stepped: set[Parameter] = set()  # in this batch
 
@@ -108,7 +108,7 @@ class EventCallback(MethodCallback):
             change = change.followed_by(pl_module.sync_targets, guard=partial(same_tensors_after_error, everything))
         change.followed_by(self._note, guard=partial(same_callbacks_after_error, trainer)).make()
         report = change.report or Report()
-        values, self._norm = report.keyed(self.name, self.logs.layers), report.norm
+        values, self._ending = report.keyed(self.name, self.logs.layers), report.ending
         for after in afters:
             values |= after()
         return values
@@ -213,7 +213,7 @@ class EventCallback(MethodCallback):
         note()
         name, new = self.title, f", new data: chunk {clock.chunk}" if clock.new_data else ""
         sentence = (
-            f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name, self._norm)}"
+            f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name, self._ending)}"
         )
         inform(sentence)
         if self._makes_another_network:

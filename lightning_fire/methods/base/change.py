@@ -19,7 +19,7 @@ from lightning_fire.methods.base.all_or_nothing import (
     same_tensors_after_error,
     undone_after_error,
 )
-from lightning_fire.methods.base.report import COLUMNS, Report, differences, report_of
+from lightning_fire.methods.base.report import COLUMNS, Report, differences, matrices_in_words, report_of
 from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import Weights, WeightView
 
@@ -158,7 +158,8 @@ def change_weights(
         _exchange(copies, owners, own, kept)
         sum_over_ranks(rows, ranks)  # zeros from all but the owner
     looked_at = weights if measure else ()
-    return Change(values | dict(others or {}), report_of(looked_at, rows), looked_at)
+    report = replace(report_of(looked_at, rows), taken=matrices_in_words(weights))
+    return Change(values | dict(others or {}), report, looked_at)
 
 
 @torch.no_grad()
@@ -181,12 +182,16 @@ def measured(change: Change, model: nn.Module, measure: bool = True) -> Change:
         return change
     weights = measurable(model, change.values) if measure and change.values else ()
     copies = _copies(weights, change.values)
-    read = list(map(WeightView.read, weights))
+    old = list(map(WeightView.read, weights))
     rows: dict[int, Tensor] = {}
-    for batch in _batches(weights, read):
-        pairs = [read[index] for index in batch], [copies[index].read() for index in batch]
-        rows |= zip(batch, differences(*pairs, weights[batch[0]].groups), strict=True)
-    return replace(change, report=report_of(weights, [rows[index] for index in range(len(weights))]), weights=weights)
+    for batch in _batches(weights, old):
+        new = [copies[index].read() for index in batch]
+        rows |= zip(batch, differences([old[index] for index in batch], new, weights[batch[0]].groups), strict=True)
+    report = report_of(weights, [rows[index] for index in range(len(weights))])
+    parameters = list(model.parameters())
+    number = sum(parameter in change.values for parameter in parameters)
+    taken = f"{number} of {len(parameters)} parameters" if number else ""
+    return replace(change, report=replace(report, taken=taken), weights=weights)
 
 
 def measurable(model: nn.Module, touched: Collection[Tensor]) -> Sequence[WeightView]:

@@ -40,6 +40,7 @@ class Report:
         zeros: Names of the weights that hold a matrix of zeros.
         norm_ratio: Of a change of weights: the norm ‖W‖_F of all new weights together over that of the old ones.
         advice: What to do if that ratio is large.
+        taken: How much of the model was changed, in words, such as `15 of 16 weight matrices, preset cnn`.
         table: Of a change of weights: by column of `COLUMNS`, the value of each weight by its name.
 
     Example:
@@ -54,19 +55,21 @@ class Report:
     zeros: Sequence[str] = ()
     norm_ratio: float | None = None
     advice: str = ""
+    taken: str = ""
     table: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, [in_words(self.values), self.norm]))
+        return ", ".join(filter(None, [in_words(self.values), self.ending]))
 
     @property
-    def norm(self) -> str:
-        """The ratio of norms in words, such as `norm × 1.7`, with the advice; empty if it is not known."""
-        known = "" if self.norm_ratio is None else f"norm × {self.norm_ratio:.2g}"
-        return f"{known} ({self.advice})" if self.advice else known
+    def ending(self) -> str:
+        """What ends a line about an event: `norm × 1.7 (advice); 15 of 16 weight matrices, preset cnn`, if known."""
+        norm = "" if self.norm_ratio is None else f"norm × {self.norm_ratio:.2g}"
+        norm = f"{norm} ({self.advice})" if self.advice else norm
+        return "; ".join(filter(None, [norm, self.taken]))
 
     def keyed(self, prefix: str, layers: bool = True) -> dict[str, float]:
         """Return everything under the keys of a log.
@@ -131,6 +134,11 @@ def report_of(weights: Sequence[WeightView], differences: Iterable[Tensor]) -> R
     return _of_table({metric: dict(zip(names, column, strict=True)) for metric, column in columns})
 
 
+def matrices_in_words(weights: Sequence[WeightView]) -> str:
+    """Return how many weight matrices are taken; of a `Selection` also of how many, and by which preset."""
+    return getattr(weights, "summary", f"{len(weights)} weight matrices")
+
+
 def merged(reports: Sequence[Report]) -> Report:
     """Return the reports of several models as one: names of layers, and of other metrics, begin with their numbers."""
     table: dict[str, dict[str, float]] = {}
@@ -147,7 +155,9 @@ def merged(reports: Sequence[Report]) -> Report:
         if metric not in whole.values
     }
     advice = next((report.advice for report in reports if report.advice), "")
-    return replace(whole, values={**whole.values, **others}, layers={**layers, **whole.layers}, advice=advice)
+    taken = "; ".join(filter(None, (report.taken for report in reports)))
+    values, by_layer = {**whole.values, **others}, {**layers, **whole.layers}
+    return replace(whole, values=values, layers=by_layer, advice=advice, taken=taken)
 
 
 def _of_table(table: Mapping[str, Mapping[str, float]]) -> Report:

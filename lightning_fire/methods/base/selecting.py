@@ -1,6 +1,6 @@
 """What all methods have in common: a model, the optimizers that train it, and a selection of what these train."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ def trained_by(
         yield given
 
 
-def select_weights(model: nn.Module, where: Weights | None, default: Weights) -> tuple[list[WeightView], list[str]]:
+def select_weights(model: nn.Module, where: Weights | None, default: Weights) -> tuple[Sequence[WeightView], list[str]]:
     """Select weights; return them, and what is left out, in sentences."""
     where = checked(where, default)
     selection = where.select(model)
@@ -63,7 +63,7 @@ def select_weights(model: nn.Module, where: Weights | None, default: Weights) ->
             f" {'is' if len(missed) == 1 else 'are'} {UNTRAINED}"
         )
     names = [*getattr(selection, "untrained", ()), *(view.name for view in missed)]
-    taken = [view for view in selection if view not in missed]
+    taken = [view for view in selection if view not in missed] if missed else selection
     return taken, leaves_out(names, getattr(selection, "left_out", ()))
 
 
