@@ -18,9 +18,10 @@ from torch.optim import Optimizer
 
 from lightning_fire.functional.checks import at_least
 from lightning_fire.integrations.base import Adapter, require_known_times, say, undisturbed
+from lightning_fire.messages import logger
 from lightning_fire.methods import EventMethod, Method
 from lightning_fire.methods.base.method import schedule_of
-from lightning_fire.when import AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, Schedule
+from lightning_fire.when import AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, Schedule, schedules_in
 
 __all__ = ["PlasticityCallback"]
 
@@ -72,7 +73,7 @@ class PlasticityCallback(BaseCallback):
         require_known_times(self._when, (AtNewData, AtEpochs, EveryNEpochs))
         self._log_every, self._logged = log_every, 0
         self._asked = 0  # timestep up to which the schedule was asked
-        self._begun = False
+        self._begun, self._events_before = False, 1
 
     def _init_callback(self) -> None:
         if not isinstance(self.model, OffPolicyAlgorithm | OnPolicyAlgorithm):
@@ -94,8 +95,16 @@ class PlasticityCallback(BaseCallback):
             kind = type(self.parent).__name__
             raise ValueError(f"{kind} calls {self.name} within a rollout, where it never acts: put it beside {kind}")
         self._asked, self._logged = min(self._asked, self.num_timesteps), self.num_timesteps  # may count from 0 again
-        self._begun = False
+        self._begun, self._events_before = False, self._training.event
         self._begin()
+        schedules = [each for each in schedules_in(self._when) if isinstance(each, AtFraction)]
+        if schedules == schedules_in(self._when):
+            end = self.locals["total_timesteps"]
+            coming = any(each.fraction * end > self._asked for each in schedules)
+            (say if coming else logger.warning)(
+                f"{self.name} will {'' if coming else 'not '}act in this learn(): {self._when} is a fraction of all"
+                f" {end} timesteps. To act in each of several learn() give EveryNSteps(n), or call fire_ between them."
+            )
 
     @property
     def name(self) -> str:
@@ -147,8 +156,11 @@ class PlasticityCallback(BaseCallback):
 
     def _on_training_end(self) -> None:
         self._training.close()
-        if isinstance(self._training.method, EventMethod) and self._training.event == 1:
-            say(f"{self.name} has not acted: the last rollout began at timestep {self._asked}, before {self._when}")
+        if isinstance(self._training.method, EventMethod) and self._training.event == self._events_before:
+            say(
+                f"{self.name} has not acted in this learn(): {self._when} was not due up to the last rollout, which"
+                f" began at timestep {self._asked}"
+            )
 
 
 def _all_in(callback: Any) -> Iterator[Any]:

@@ -314,10 +314,29 @@ def test_a_callback_that_another_one_calls_in_a_rollout_is_an_error(kind):
 def test_a_callback_that_has_not_acted_says_so(caplog):
     with caplog.at_level(logging.INFO):
         ppo().learn(64, PlasticityCallback(FIRE(), AtFraction(0.9)))
-        assert "fire has not acted: the last rollout began at timestep 32, before AtFraction" in caplog.text
+        assert "fire has not acted in this learn(): AtFraction(fraction=0.9) was not due up to the last" in caplog.text
         caplog.clear()
         ppo().learn(64, PlasticityCallback(FIRE()))
     assert "has not acted" not in caplog.text
+
+
+def test_a_fraction_is_said_to_be_of_all_calls_of_learn(caplog):
+    """Of all timesteps so far the middle lies where the second begins, and for the third it has passed."""
+    agent, fire, said = ppo(), Noting(FIRE()), []
+    for _ in range(3):
+        with caplog.at_level(logging.INFO):
+            agent.learn(128, fire, reset_num_timesteps=False)
+        said.append(caplog.text)
+        caplog.clear()
+    assert fire.timesteps == [64, 128]
+    assert "fire will act in this learn(): AtFraction(fraction=0.5) is a fraction of all 128 timesteps." in said[0]
+    assert "; 5 of 5 weight matrices, preset cnn)" in said[0] and "has not acted" not in said[0]
+    assert "fire will not act in this learn(): AtFraction(fraction=0.5) is a fraction of all 384 timesteps." in said[2]
+    assert "give EveryNSteps(n), or call fire_ between them" in said[2] and "has not acted in this learn()" in said[2]
+    with caplog.at_level(logging.INFO):
+        ppo().learn(64, PlasticityCallback(FIRE(), EveryNSteps(32)))
+        ppo().learn(64, PlasticityCallback(L2Init(1e-3)))
+    assert "this learn()" not in caplog.text
 
 
 @pytest.mark.parametrize("stop", [48, 52, 60])
