@@ -25,6 +25,7 @@ from lightning_fire.messages import logger
 from lightning_fire.methods import Method
 from lightning_fire.methods.base.method import schedule_of
 from lightning_fire.methods.base.training import gradients_of
+from lightning_fire.methods.base.wrong_library import CallbackOfOneLibrary
 from lightning_fire.when import AtEpochs, AtNewData, Clock, EveryNEpochs, Horizon, Schedule, problem_of, schedules_in
 
 __all__ = ["PlasticityCallback"]
@@ -33,7 +34,7 @@ _NEAR_0 = 0.01  # of the initial learning rate
 Losses = Callable[[nn.Module], Iterable[Tensor]]
 
 
-class PlasticityCallback(TrainerCallback):
+class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
     """Applies a method to the model that a Hugging Face `Trainer` trains: at events, or at every optimizer step.
 
     An event is before the first batch of a step, after any checkpoint of the previous step: a run that continues with

@@ -21,12 +21,13 @@ from lightning_fire.integrations.base import Adapter, require_known_times, say, 
 from lightning_fire.messages import logger
 from lightning_fire.methods import EventMethod, Method
 from lightning_fire.methods.base.method import schedule_of
+from lightning_fire.methods.base.wrong_library import OfOneLibrary
 from lightning_fire.when import AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, Schedule, schedules_in
 
 __all__ = ["PlasticityCallback"]
 
 
-class PlasticityCallback(BaseCallback):
+class PlasticityCallback(OfOneLibrary, BaseCallback):
     """Applies a method to the policy of an algorithm of Stable-Baselines3: at events, or at every optimizer step.
 
     A step of the schedule is a timestep of the environments. An event is between two updates, at the first rollout

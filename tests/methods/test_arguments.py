@@ -263,10 +263,14 @@ def test_a_plan_that_returns_no_change_is_named():
 
 
 def test_a_method_in_place_of_a_callback_is_named():
-    for hook in ("setup", "on_init_end"):
-        with pytest.raises(AttributeError, match=r"a method is no callback, PlasticityCallback\(FIRE\(…\)\) is one"):
+    for hook, library in (("setup", "Lightning"), ("on_init_end", "the Trainer of Hugging Face")):
+        with pytest.raises(TypeError, match=rf"FIRE is not a callback of {library}: use lightning_fire\S*\.Plasticity"):
             getattr(methods.FIRE(), hook)
-    assert not hasattr(methods.FIRE(), "stepz")
+    with pytest.raises(
+        TypeError, match=r"FIRE is not a callback of Stable-Baselines3: use lightning_fire\.integrations"
+    ):
+        methods.FIRE()({"self": None}, {})
+    assert not hasattr(methods.FIRE(), "stepz") and not hasattr(methods.FIRE(), "setup")
     assert copy.deepcopy(methods.FIRE(steps=5)) == methods.FIRE(steps=5)
 
 

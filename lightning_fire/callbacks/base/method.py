@@ -17,13 +17,14 @@ from lightning_fire.callbacks.probing.batches import BatchInHand
 from lightning_fire.functional.checks import at_least
 from lightning_fire.messages import inform, rank_zero_warn
 from lightning_fire.methods.base.selecting import trained_by
+from lightning_fire.methods.base.wrong_library import CallbackOfOneLibrary
 from lightning_fire.when import Clock, Horizon
 from lightning_fire.where.layers import plain
 
 _HIDING = {"FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}  # weights flattened, or with a copy elsewhere
 
 
-class MethodCallback(Callback):
+class MethodCallback(CallbackOfOneLibrary, Callback):
     """Base class of all callbacks: tracks progress over fits and resumes, and rejects unsupported strategies.
 
     Attributes:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +24,15 @@ from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.base.several import MemberTraining, Models, as_one, together
 from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.methods.base.verify import Verification
+from lightning_fire.methods.base.wrong_library import OfOneLibrary, WrongLibrary
 from lightning_fire.when import AtNewData, Never, Schedule, one_schedule
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.layers import plain
 from lightning_fire.where.selection import some
 from lightning_fire.where.trained import leaves_out
 
-_OF_CALLBACKS = ("setup", "on_init_end", "on_exception")  # hooks that other libraries ask for first, or last
 
-
-class Method:
+class Method(OfOneLibrary):
     """Base class of all methods. A method is a value: what to change, with its numbers, before any model exists.
 
     Attributes:
@@ -67,13 +66,6 @@ class Method:
                     f" {kind}(…)(model, Loop(optimizers=…)) or {kind}(…).attach(model, Loop(optimizers=…))"
                 )
         _ = self.selection  # raises a TypeError for another kind of selection
-
-    if not TYPE_CHECKING:  # a type checker would take any name
-
-        def __getattr__(self, name: str) -> Any:
-            kind = type(self).__name__
-            advice = f": a method is no callback, PlasticityCallback({kind}(…)) is one" if name in _OF_CALLBACKS else ""
-            raise AttributeError(f"{kind!r} object has no attribute {name!r}{advice}")
 
     @property
     def selection(self) -> Any:
@@ -182,6 +174,8 @@ class EventMethod(Method):
             ValueError: If nothing is selected, the optimizers train nothing of it, or a weight has a NaN or Inf. The
                 model is unchanged then.
         """
+        if isinstance(training, dict):  # with the variables of a loop, local and global
+            raise WrongLibrary(self, "__call__")
         training, whole = _checked(training), as_one(model)
         self._require_whole(whole)
         with _only_looking(whole):

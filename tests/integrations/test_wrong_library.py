@@ -1,0 +1,49 @@
+"""A callback of one library that is given to another one is an error that names what to use there."""
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+transformers = pytest.importorskip("transformers")
+sb3 = pytest.importorskip("stable_baselines3")
+
+from lightning_fire import FIRE, FIRECallback, PlasticityCallback, PlasticityMonitor  # noqa: E402
+from lightning_fire.integrations import huggingface, stable_baselines3  # noqa: E402
+
+
+def in_lightning(callback):
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    Trainer(max_steps=1, callbacks=[callback], **options).fit(BoringModel())
+
+
+def in_hugging_face(callback):
+    transformers.Trainer(torch.nn.Linear(2, 2), callbacks=[callback])
+
+
+def in_stable_baselines3(callback):
+    sb3.DQN("MlpPolicy", "CartPole-v1", buffer_size=10, device="cpu").learn(1, callback)
+
+
+OF_LIGHTNING = [PlasticityCallback(FIRE()), FIRECallback(), PlasticityMonitor()]
+OF_HUGGING_FACE = [huggingface.PlasticityCallback(FIRE())]
+OF_STABLE_BASELINES3 = [stable_baselines3.PlasticityCallback(FIRE())]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("train", "module", "callbacks"),
+    [
+        (in_lightning, "lightning_fire", [*OF_HUGGING_FACE, *OF_STABLE_BASELINES3, FIRE()]),
+        (in_hugging_face, huggingface.__name__, [*OF_LIGHTNING, *OF_STABLE_BASELINES3, FIRE()]),
+        (in_stable_baselines3, stable_baselines3.__name__, [*OF_LIGHTNING, *OF_HUGGING_FACE, FIRE()]),
+    ],
+)
+def test_a_callback_of_another_library_is_named_with_its_own(train, module, callbacks):
+    for callback in callbacks:
+        kind = type(callback).__name__
+        with pytest.raises(
+            TypeError, match=rf"{kind} is not a callback of .*: use {module}\.PlasticityCallback, which"
+        ):
+            train(callback)
+        assert not hasattr(callback, "anything_else")
