@@ -21,6 +21,7 @@ from lightning_fire.integrations.base import (
     say,
     undisturbed,
 )
+from lightning_fire.integrations.measure_plasticity import MeasurePlasticity
 from lightning_fire.messages import logger
 from lightning_fire.methods import Method
 from lightning_fire.methods.base.method import schedule_of
@@ -28,7 +29,7 @@ from lightning_fire.methods.base.training import gradients_of
 from lightning_fire.methods.base.wrong_library import CallbackOfOneLibrary
 from lightning_fire.when import AtEpochs, AtNewData, Clock, EveryNEpochs, Horizon, Schedule, problem_of, schedules_in
 
-__all__ = ["PlasticityCallback"]
+__all__ = ["MeasurePlasticity", "PlasticityCallback"]
 
 _NEAR_0 = 0.01  # of the initial learning rate
 Losses = Callable[[nn.Module], Iterable[Tensor]]

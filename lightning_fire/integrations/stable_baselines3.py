@@ -18,13 +18,14 @@ from torch.optim import Optimizer
 
 from lightning_fire.functional.checks import at_least
 from lightning_fire.integrations.base import Adapter, require_known_times, say, undisturbed
+from lightning_fire.integrations.measure_plasticity import MeasurePlasticity
 from lightning_fire.messages import logger
 from lightning_fire.methods import EventMethod, Method
 from lightning_fire.methods.base.method import schedule_of
 from lightning_fire.methods.base.wrong_library import OfOneLibrary
 from lightning_fire.when import AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, Schedule, schedules_in
 
-__all__ = ["PlasticityCallback"]
+__all__ = ["MeasurePlasticity", "PlasticityCallback"]
 
 
 class PlasticityCallback(OfOneLibrary, BaseCallback):

@@ -19,8 +19,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from lightning_fire import AtEpochs, AtFraction, AtNewData, EveryNEpochs, EveryNSteps, Weights, WhenMetric  # noqa: E402
-from lightning_fire.integrations.huggingface import PlasticityCallback  # noqa: E402
-from lightning_fire.integrations.measure_plasticity import MeasurePlasticity  # noqa: E402
+from lightning_fire.integrations.huggingface import MeasurePlasticity, PlasticityCallback  # noqa: E402
 from lightning_fire.methods import (  # noqa: E402
     DASH,
     FIRE,

@@ -20,8 +20,7 @@ from stable_baselines3.common.callbacks import (  # noqa: E402
 )
 
 from lightning_fire import AnyOf, AtEpochs, AtFraction, AtNewData, EveryNSteps, Parameters, Weights, WhenMetric  # noqa: E402
-from lightning_fire.integrations.measure_plasticity import MeasurePlasticity  # noqa: E402
-from lightning_fire.integrations.stable_baselines3 import PlasticityCallback  # noqa: E402
+from lightning_fire.integrations.stable_baselines3 import MeasurePlasticity, PlasticityCallback  # noqa: E402
 from lightning_fire.methods import (  # noqa: E402
     DASH,
     FIRE,
