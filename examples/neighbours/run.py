@@ -3,8 +3,9 @@
 python examples/neighbours/run.py               # all; the table is on docs/your_own_training.md
 python examples/neighbours/run.py skorch darts  # some: the rows of the others stay
 
-A script fails if it ends in an error, if no event changes a weight, if a change is lost (at the end a weight is nearer
-to its old value than to the new one), or if nobody trains a changed weight (it still has the new value at the end).
+A script fails if it ends in an error, if no event changes a weight, if a change is lost (at the next event, or at the
+end, a weight is nearer to its old value than to the new one), or if nobody trains a changed weight (it still has the
+new value). Training that moves a weight farther than an event did leaves open which of them it began from.
 """
 
 import ast
@@ -46,10 +47,12 @@ class Watch:
         self.events = 0
         self.written = {}  # name, old and new value, by parameter
         self.matrices = set()  # parameter of each, and its rows there: names change in Keras
+        self.found, self.seen = [], False  # faults; whether some change is larger than what training has added
         make = Change.make
 
         def watched(change) -> None:
             names = {view.parameter: view.name for view in change.weights}
+            self.judge([tensor for tensor in names if tensor in self.written])
             old = {tensor: tensor.detach().clone() for tensor in names}
             make(change)
             self.events += 1
@@ -58,15 +61,24 @@ class Watch:
 
         Change.make = watched
 
+    def judge(self, weights: list) -> None:
+        """Note a sentence for each weight whose last change went wrong."""
+        for now in weights:
+            name, old, new = self.written[now]
+            from_old, from_new = (now - old).norm(), (now - new).norm()
+            open_ = (new - old).norm() <= min(from_old, from_new)
+            self.seen |= not open_
+            if now.equal(new):
+                self.found.append(f"{name} was changed, and nobody has trained it since")
+            elif from_new >= from_old and not open_:
+                self.found.append(f"the change of {name} was lost")
+
     def faults(self) -> list[str]:
         """Return a sentence for each weight that went wrong."""
-        found = [] if self.written else ["no event changed a weight"]
-        for now, (name, old, new) in self.written.items():
-            if now.equal(new):
-                found.append(f"{name} was changed, and nobody has trained it since")
-            elif (now - new).norm() >= (now - old).norm():
-                found.append(f"the change of {name} was lost")
-        return found
+        if not self.written:
+            return ["no event changed a weight"]
+        self.judge(list(self.written))
+        return self.found if self.seen else ["each weight was trained so far that no change can be seen"]
 
 
 def run_here(script: str) -> None:

@@ -69,6 +69,33 @@ def test_a_change_that_is_loaded_over_is_a_fault(run):
     assert watch.faults() == ["the change of 0.weight was lost", "the change of 2.weight was lost"]
 
 
+def test_a_change_that_is_small_beside_training_is_left_open_and_not_the_only_one(run):
+    """As of a second event, whose weights are near the orthogonal ones: which are nearer then is luck."""
+    watch = run.Watch()
+    model, _ = _event(True)
+    _trained(model)
+    FIRE()(model, Loop())
+    with torch.no_grad():
+        for name in ("0.weight", "2.weight"):
+            weight = model.get_parameter(name)
+            _, old, new = watch.written[weight]
+            weight.add_(10 * (old - new))  # by training, towards the old value and beyond
+    assert watch.events == 2 and watch.faults() == []
+    watch = run.Watch()
+    model, _ = _event(True)
+    _trained(model, rate=1e3)
+    assert watch.faults() == ["each weight was trained so far that no change can be seen"]
+
+
+def test_a_change_that_is_lost_before_the_next_event_is_a_fault(run):
+    watch = run.Watch()
+    model, before = _event(True)
+    model.load_state_dict({name: value + 1e-3 for name, value in before.items()})
+    FIRE()(model, Loop())
+    _trained(model)
+    assert watch.faults() == ["the change of 0.weight was lost", "the change of 2.weight was lost"]
+
+
 def test_own_lines_leave_out_imports_and_stand_ins(run):
     text = '"""x: y."""\n\nimport a\n\n# stand-in for b\nclass B:\n    b = 1\n\n    c = 2\n\n# said\nfire_(\n    a\n)\n'
     assert run.own_lines(text) == 3
