@@ -39,11 +39,13 @@ class Start:
         name: Name of the method.
         seed: Seed of the run.
         scratch: Whether the model is to stay new.
+        acted: What its method has changed, in words.
     """
 
     def __init__(self, name: str, seed: int, method: Any, earlier: EarlierTraining):
         self.name, self.seed, self.scratch = name, seed, name == SCRATCH
         self._method, self._earlier, self._loaded, self._asked = method, earlier, False, False
+        self.acted = ""
 
     @property
     def method(self) -> Any:
@@ -87,7 +89,8 @@ class Start:
     def _change(self, model: nn.Module, training: Loop) -> None:
         try:
             with torch.random.fork_rng():  # what comes draws the same with every method
-                self._method(model, training)
+                ending = self._method(model, training).ending
+                self.acted = f"; {ending}" if ending else ""
         except ValueError as error:
             given = ", whose arguments are those of start(model, …)" if "Loop(" in str(error) else ""
             raise ValueError(f"{self.name} cannot act: {error}{given}") from error
@@ -123,8 +126,20 @@ class DecisionRuns:
             rows.append([method, str(len(of)), with_spread(list(of.values())), minus, f"{np.mean(seconds):.1f}"])
         return aligned(rows)
 
+    @property
+    def doubt(self) -> str:
+        """A sentence if continuing has ended in the same value with every seed; otherwise empty."""
+        of = self.values[VANILLA].values()
+        if len(of) < 2 or len(set(of)) > 1:
+            return ""
+        return (
+            f"{VANILLA} has the same value with every seed. Unless the metric is at a bound, `train` does not follow"
+            " the seed: shuffle, and give the seed to a library that has one of its own. Until then all seeds are one"
+            " run, and the intervals are too narrow."
+        )
+
     def __str__(self) -> str:
-        return f"{self.table()}\n\n{self.decision.text}"
+        return "\n\n".join(filter(None, [self.table(), self.doubt, self.decision.text]))
 
 
 def decide(
@@ -204,7 +219,7 @@ def decide(
                 row = dict(zip(_COLUMNS, (name, seed, value, time.perf_counter() - began, settings[name]), strict=True))
                 rows[name, seed] = done[name, seed] = row
                 _write(output / _RESULTS, rows.values())
-                print(f"{name} seed {seed}: {value:.4g} ({row['seconds']:.1f} s)")
+                print(f"{name} seed {seed}: {value:.4g} ({row['seconds']:.1f} s){start.acted}")
     values, seconds = (
         {name: {seed: float(done[name, seed][column]) for seed in every} for name in named}
         for column in ("value", "seconds")

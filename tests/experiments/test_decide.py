@@ -126,6 +126,20 @@ def test_the_table_and_the_paragraph_pair_the_seeds(old, capsys):
     assert found.decision.text in str(found) and found.decision.warm_start.gain == 0
 
 
+def test_seeds_that_train_does_not_follow_are_said_to_be_one_run(old, capsys):
+    """As of a library that draws from a seed of its own, or shuffles nothing: the interval would have no width."""
+
+    def train(seed, start):
+        start(network())
+        return 0.5 + 0.02 * (start.name == "fire")
+
+    assert "vanilla has the same value with every seed. Unless" in str(decide(train, "old.pt", seeds=3))
+    out = capsys.readouterr().out
+    assert "fire seed 0: 0.52 (" in out and "; norm × 1.8; 2 of 2 weight matrices, preset cnn" in out
+    assert decide(train, "old.pt", seeds=1).doubt == ""
+    assert decide(Trained(), "old.pt", seeds=2).doubt == ""
+
+
 def test_optimizers_continue_with_their_state_except_of_changed_weights(old, capsys):
     states = {}
 
