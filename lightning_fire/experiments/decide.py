@@ -80,7 +80,8 @@ class Start:
             stored = {*model.parameters(), *model.buffers()}
             copies, count_again = followers(model, {tensor: tensor for tensor in stored}, training.averages)
             Change({copy: new for copy, new in copies.items() if copy not in stored}, then=count_again).make()
-            if training.optimizers and (reason := self._earlier.load_optimizer_states(training.optimizers)):
+            reason = self._earlier.load_optimizer_states(training.optimizers) if training.optimizers else ""
+            if reason and self.name == VANILLA:  # the same with every method
                 print(f"{self.name} seed {self.seed}: the optimizers begin anew: {reason}")
             if isinstance(self._method, EventMethod):
                 self._change(model, training)
