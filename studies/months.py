@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from examples import twelve_months
 from lightning_fire import FIRE, ShrinkAndPerturb, decide
@@ -79,7 +80,7 @@ def ask(seed: int, month: int, runs: int, folder: Path) -> None:
 
 
 def signs_of(deployed: Path, seed: int, month: int) -> dict[str, float]:
-    """Return the values of `studies.signs` of deployed weights, on 200 images of the month before and of a new month.
+    """Return the values of `studies.signs` of deployed weights, on some images of the month before and of a new month.
 
     `accuracy_lost` is their accuracy on the images held out of the month before, less that on the new images.
     """
@@ -87,12 +88,18 @@ def signs_of(deployed: Path, seed: int, month: int) -> dict[str, float]:
     model = twelve_months.Network.load_from_checkpoint(deployed, map_location="cpu").eval()
     torch.manual_seed(seed)
     initial, acted = twelve_months.Network().eval().net, copy.deepcopy(model.net)
-    old, new = ((images[:200], labels[:200]) for images, labels in (each["train"] for each in months[-2:]))
+    old, new = (some(*each["train"], seed) for each in months[-2:])
     values = before(model.net, initial, old, new)
     METHODS[0](acted, Loop(measure=False))
     of_before = twelve_months.accuracy(model, *months[-2]["held_out"])
     lost = of_before - twelve_months.accuracy(model, *months[-1]["train"])
     return {"accuracy_lost": lost, **values, **won(values, acted, new)}
+
+
+def some(images: Tensor, labels: Tensor, seed: int, count: int = 200) -> tuple[Tensor, Tensor]:
+    """Return images drawn at random, and their labels; most of the first are of the newest class."""
+    drawn = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))[:count]
+    return images[drawn], labels[drawn]
 
 
 def ask_each_month(seeds: Sequence[int], months: int, runs: int, folder: Path, jobs: int) -> None:

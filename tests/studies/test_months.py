@@ -79,6 +79,17 @@ def test_a_hit_is_within_one_point():
     assert months.line("best mean", 1, found)[2] == "1.67 of 2"
 
 
+def test_some_images_of_a_month_are_of_its_classes_as_all_are():
+    """Of the first 200, most are of the newest class."""
+    (_, before), (images, labels) = (month["train"] for month in months.twelve_months.months_of(0, 1))
+    (newest,) = set(labels.tolist()) - set(before.tolist())
+    some, their_labels = months.some(images, labels, 0)
+    assert len(some) == len(their_labels) == 200 and (labels[:200] == newest).float().mean() > 0.7
+    assert (their_labels == newest).float().mean() == pytest.approx(float((labels == newest).float().mean()), abs=0.1)
+    first = int((images == some[0]).flatten(1).all(1).nonzero()[0])
+    assert labels[first] == their_labels[0]
+
+
 @pytest.mark.slow(10)
 def test_two_months_of_one_year(tmp_path, capsys, monkeypatch):
     for name, value in {"TRAIN": 60, "HELD_OUT": 40, "EPOCHS": 1}.items():
