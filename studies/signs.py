@@ -1,17 +1,17 @@
 """Values of a network before an event as predictors of its gain, over some hundred runs and their events.
 
-python -m studies.signs --seeds 20   # tables, results.csv, events.csv and signs.png in runs/signs
+python -m studies.signs --seeds 18   # a table; results.csv, events.csv, signs.csv and signs.png in runs/signs
 
 At the start of some chunks of data a run without a method is repeated from there with an event of FIRE. The gain of
 the event is the accuracy of the chunk with it minus that without it: the online accuracy, and on growing data the test
 accuracy at the end. Settings: three streams and growing data, at three learning rates each; with `--months`, the events
-of a file of the same columns, as of `examples/twelve_months.py`.
+of a file of the same columns, as `studies.months` writes.
 """
 
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -38,33 +38,26 @@ CHUNKS = {
 TASKS = {"growing_data": Stream("growing data", Continual(10, 10), 100, 3e-3)}
 RATES = (1e-3, 3e-3, 1e-2)
 NEW = slice(-200, None)  # of the samples of a chunk; those that have arrived with it come last
-# Each value, and -1 if it is the smaller one that goes with a larger gain, over all events.
-SIGNS = {
-    "accuracy_lost": 1,
-    "dfi_normalized": 1,
-    "dfi_gained": 1,
-    "weight_norm": 1,
-    "gradient_norm": -1,
-    "dormant_fraction": 1,
-    "srank": -1,
-    "stable_rank": -1,
-    "entropy_rank": -1,
-    "monitored_readiness": 1,
-    "monitored_sharpness": -1,
-    "monitored_lambda_max": -1,
-    "accuracy_new": -1,
-    "loss_new": 1,
-    "readiness": -1,
-    "critical_sharpness": -1,
-    "lambda_max": -1,
-    "readiness_lost": -1,
-    "sharpness_gained": -1,
-    "lambda_max_gained": -1,
-    "readiness_won": -1,
-    "lambda_max_won": -1,
-    "trial_won": 1,
-    "chunk": 1,
+MONTHS = "months"
+CORRELATION, AREA, RIGHT = "rank correlation", "area under the ROC curve", "right with others' threshold"
+WITHIN = (CORRELATION, "same setting and rate")
+COLUMNS = {  # of the table: measure and events, factor, digits
+    "rank correlation with the gain (95 %)": (WITHIN, 1, 2),
+    "the same in months (95 %)": ((CORRELATION, MONTHS), 1, 2),
+    "% right with a threshold of the other settings (95 %)": ((RIGHT, "mean"), 100, 0),
 }
+KEYS = ("setting", "rate", "seed", "gain")  # columns of events that are not values
+Found = Mapping[tuple[str, str], pd.DataFrame]  # `intervals` by measure and events
+SHOWN = (  # values of the table; all are in signs.csv
+    "srank",
+    "accuracy_lost",
+    "dormant_fraction",
+    "dfi_normalized",
+    "trial_won",
+    "critical_sharpness",
+    "lambda_max",
+    "readiness",
+)
 
 
 def run_batch(settings: Sequence[Setting]) -> list[Row]:
@@ -113,103 +106,100 @@ def events_of(runs: pd.DataFrame, months: Path | None = None) -> pd.DataFrame:
     found = pd.DataFrame(rows)
     if months:
         others = pd.read_csv(months)
-        others = others.assign(setting="months", rate=others.get("rate", 0.0))
+        others = others.assign(setting=MONTHS, rate=others.get("rate", 0.0))
         found = pd.concat([found, others.reindex(columns=found.columns)], ignore_index=True)
     return found
 
 
-def oriented(events: pd.DataFrame) -> pd.DataFrame:
-    """Return the events with each value times its sign in `SIGNS`."""
-    return events.assign(**{name: sign * events[name] for name, sign in SIGNS.items()})
+def oriented(events: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, str]]:
+    """Return the events with each value times the sign of its correlation with the gain in the other half of the seeds.
 
-
-def measured(events: pd.DataFrame, resamples: int) -> dict[str, dict[str, pd.DataFrame]]:
-    """Return `intervals` of each value, by kind and column of the tables.
+    Correlations are within settings and rates, without those of `MONTHS`. So no event has a part in the sign by which
+    it is judged.
 
     Returns:
-        `correlation`: of the events within each setting and rate, of all, and of each setting. `area` and `right`: of
-        each setting, `right` also their mean, and of `none`, the answer that is more frequent in the other settings.
+        The events, and of each value `−` if it is the smaller one that goes with a larger gain, `±` if the halves
+        of the seeds disagree, else an empty string.
     """
-    names, settings = list(SIGNS), list(dict.fromkeys(events.setting))
-    events = oriented(events).assign(none=1.0)
-    of = {setting: events[events.setting == setting] for setting in settings}
+    names, runs = [name for name in events if name not in KEYS], events[events.setting != MONTHS]
+    middle = sorted(set(runs.seed))[runs.seed.nunique() // 2]
+    halves = {False: runs[runs.seed >= middle], True: runs[runs.seed < middle]}
+    other = {later: rank_correlations(own, names, ("setting", "rate")) for later, own in halves.items()}
+    signs = pd.DataFrame(other).fillna(1).ge(0) * 2 - 1
+    marks = {2: "", 0: "±", -2: "−"}
+    values = events[names] * signs.T.reindex(events.seed >= middle).set_axis(events.index)
+    return events.assign(**values), {name: marks[total] for name, total in signs.sum(axis=1).items()}
 
-    def found(own: pd.DataFrame, measure: Measure) -> pd.DataFrame:
-        return intervals(own, measure, resamples)
+
+def measured(events: pd.DataFrame, resamples: int) -> Found:
+    """Return `intervals` of the values of `oriented` events, by measure and events.
+
+    Returns:
+        `CORRELATION` of the events within each setting and rate, of all, and of each setting. `AREA` of each setting.
+        `RIGHT` of each setting and their mean, also of the value `none`, the answer that is more frequent in the other
+        settings. `MONTHS`, in which not all values are known, are a setting by themselves: not among the others, all or
+        the mean.
+    """
+    names, settings = [name for name in events if name not in KEYS], list(dict.fromkeys(events.setting))
+    events = events.assign(none=1.0)
+    runs = events[events.setting != MONTHS]
+    of = {setting: events[events.setting == setting] for setting in settings}
+    right = {name: right_elsewhere(runs, [*names, "none"], name) for name in settings}
 
     def mean(own: pd.DataFrame) -> pd.Series:
         return pd.DataFrame([right[name](part) for name, part in own.groupby("setting")]).mean()
 
-    right = {name: right_elsewhere(events, [*names, "none"], name) for name in settings}
-
-    plain = partial(rank_correlations, names=names)
-    within = partial(rank_correlations, names=names, within=("setting", "rate"))
-    correlation = {"same setting and rate": found(events, within), "all": found(events, plain)}
-    return {
-        "correlation": correlation | {name: found(own, plain) for name, own in of.items()},
-        "area": {name: found(own, partial(areas, names=names)) for name, own in of.items()},
-        "right": {"mean": found(events, mean)} | {name: found(own, right[name]) for name, own in of.items()},
+    plain, area = partial(rank_correlations, names=names), partial(areas, names=names)
+    within = partial(plain, within=("setting", "rate"))
+    wanted: dict[tuple[str, str], tuple[pd.DataFrame, Measure]] = {
+        WITHIN: (runs, within),
+        (CORRELATION, "all"): (runs, plain),
+        **{(CORRELATION, name): (own, plain) for name, own in of.items()},
+        **{(AREA, name): (own, area) for name, own in of.items()},
+        (RIGHT, "mean"): (runs, mean),
+        **{(RIGHT, name): (own, right[name]) for name, own in of.items()},
     }
+    return {key: intervals(own, measure, resamples) for key, (own, measure) in wanted.items()}
 
 
-def tables(found: dict[str, dict[str, pd.DataFrame]]) -> str:
-    """Return the tables of `measured`, with the values in the order of their correlation within settings and rates."""
-    order = list(found["correlation"]["same setting and rate"].estimate.sort_values(ascending=False).index)
-    heads = {
-        "correlation": "rank correlation with the gain (95 %)",
-        "area": "area under the ROC curve, gain or not (95 %)",
-        "right": "% right with a threshold of the other settings (95 %)",
-    }
-    parts = []
-    for kind, columns in found.items():
-        factor, digits = (100, 0) if kind == "right" else (1, 2)
-        names = [*order, "none"] if kind == "right" else order
-        rows = [[_label(name), *(_cell(own.loc[name], factor, digits) for own in columns.values())] for name in names]
-        head = [heads[kind], *(name.replace("_", " ") for name in columns)]
-        if kind == "correlation":
-            head.insert(2, "less than the first")
-            first = columns["same setting and rate"]
-            for name, row in zip(names, rows, strict=True):
-                row.insert(2, _cell(first.loc[name], 1, 2, ("behind", "behind_low", "behind_high")))
-        parts.append(markdown(head, rows))
-    return "\n\n".join(parts)
+def table(found: Found, marks: Mapping[str, str]) -> str:
+    """Return the table of the values of `SHOWN`, in the order of their correlation within settings and rates."""
+    columns = {head: (found[key], *form) for head, (key, *form) in COLUMNS.items() if key in found}
+    order = found[WITHIN].estimate.sort_values(ascending=False).index
+    rows = [
+        [f"{marks[name]}`{name}`", *(_cell(own.loc[name], *form) for own, *form in columns.values())]
+        for name in order
+        if name in SHOWN
+    ]
+    return markdown(["value", *columns], rows)
 
 
-def _label(name: str) -> str:
-    return f"{'−' if SIGNS.get(name, 1) < 0 else ''}`{name}`"
-
-
-def _cell(row: pd.Series, factor: int, digits: int, of: Sequence[str] = ("estimate", "low", "high")) -> str:
+def _cell(row: pd.Series, factor: int, digits: int) -> str:
     """Format an estimate with its interval; a dash where there is none."""
-    middle, low, high = (f"{factor * row[name]:.{digits}f}" for name in of)
+    middle, low, high = (f"{factor * row[name]:.{digits}f}" for name in ("estimate", "low", "high"))
     return "–" if "nan" in middle else f"{middle} ({low} to {high})"
 
 
-def draw(found: dict[str, dict[str, pd.DataFrame]], path: Path) -> None:
+def draw(found: Found, marks: Mapping[str, str], path: Path) -> None:
     """Draw the rank correlations with their intervals, and areas and fractions right by setting."""
-    first = found["correlation"]["same setting and rate"].sort_values("estimate")
-    places = dict(zip(first.index, range(len(first)), strict=True))
+    first = found[WITHIN].sort_values("estimate")
+    places = range(len(first))
     figure, grid = plt.subplots(1, 3, figsize=(12, 0.27 * len(first) + 1.5), sharey=True)
-    grid[0].errorbar(first.estimate, range(len(first)), xerr=_bars(first), fmt="o", color="black", markersize=4)
-    for axes, kind in zip(grid[1:], ("area", "right"), strict=True):
-        for setting, own in found[kind].items():
-            if setting == "mean":
-                continue
-            of = own.loc[[name for name in own.index if name in places]]
-            axes.plot(of.estimate, [places[name] for name in of.index], "o", alpha=0.7, label=setting.replace("_", " "))
-    titles = ("rank correlation, same setting and rate", "area under the ROC curve", "right with others' threshold")
-    for axes, title, chance in zip(grid, titles, (0, 0.5, 0.5), strict=True):
+    bars = [(first.estimate - first.low).clip(lower=0), (first.high - first.estimate).clip(lower=0)]
+    grid[0].errorbar(first.estimate, places, xerr=bars, fmt="o", color="black", markersize=4)
+    for axes, measure in zip(grid[1:], (AREA, RIGHT), strict=True):
+        for (of, setting), own in found.items():
+            if of == measure and setting != "mean":
+                axes.plot(own.estimate[first.index], places, "o", alpha=0.7, label=setting.replace("_", " "))
+    for axes, title, chance in zip(grid, (", ".join(WITHIN), AREA, RIGHT), (0, 0.5, 0.5), strict=True):
         axes.axvline(chance, color="grey", linewidth=1)
-        axes.set(title=title, yticks=range(len(first)))
+        axes.set_title(title, fontsize=10)
+        axes.set_yticks(places)
         axes.grid(alpha=0.3)
-    grid[0].set_yticklabels([f"{'−' if SIGNS[name] < 0 else ''}{name.replace('_', ' ')}" for name in first.index])
-    grid[1].legend(fontsize=8)
+    grid[0].set_yticklabels([f"{marks[name]}{name.replace('_', ' ')}" for name in first.index])
+    grid[2].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
-
-
-def _bars(own: pd.DataFrame) -> list[pd.Series]:
-    return [(own.estimate - own.low).clip(lower=0), (own.high - own.estimate).clip(lower=0)]
 
 
 def more(parser: argparse.ArgumentParser) -> None:
@@ -238,9 +228,13 @@ def main() -> None:
         count = len(own[["rate", "seed"]].drop_duplicates())
         gained = f"{(own.gain > 0).mean():.0%} gained, {own.gain.mean():+.1f} points on average"
         print(f"{name.replace('_', ' ')}: {len(own)} events of {count} runs, {gained}")
+    events, marks = oriented(events)
     found = measured(events, options.resamples)
-    print(f"\n{tables(found)}")
-    draw(found, options.folder / "signs.png")
+    print(f"\n{table(found, marks)}")
+    values = pd.concat(found, names=["measure", "of", "value"]).round(3).reset_index()
+    values.insert(3, "sign", [marks.get(name) or "+" for name in values.value])
+    values.to_csv(options.folder / "signs.csv", index=False)
+    draw(found, marks, options.folder / "signs.png")
     finish(runs, start)
 
 

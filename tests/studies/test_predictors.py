@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 
+from studies import signs
 from studies.predictors import areas, intervals, rank_correlations, resampled, right_elsewhere, threshold
 
 NAMES = ["good", "noise", "constant"]
@@ -50,6 +51,34 @@ def test_correlations_within_groups_are_those_of_ranks_in_each_group():
                 own.append(slow_rank(getattr(row, column), list(group[column])) - 0.5)
         assert found[name] == pytest.approx(pearsonr(ranks[name], ranks["gain"]).statistic)
     assert abs(found["noise"]) < 0.3 < rank_correlations(events, NAMES)["noise"]
+
+
+def test_no_event_has_a_part_in_its_own_sign():
+    """The gain follows a value, the opposite of another, and a third in each half of the seeds the other way round."""
+    events = some_events()[["setting", "rate", "seed", "gain"]]
+    events = pd.concat([events, events.head(4).assign(setting="months", gain=[3.0, 2.0, 1.0, 0.0])], ignore_index=True)
+    later = events.seed >= 3
+    events = events.assign(up=events.gain, down=-events.gain, both=events.gain.where(later, -events.gain))
+    events.loc[events.setting == "months", "up"] *= -1
+    found, marks = signs.oriented(events)
+    assert marks == {"up": "", "down": "−", "both": "±"}
+    months = events.setting == "months"
+    assert (found.both == -found.gain)[~months].all()  # the worst that the other half can say
+    assert (found.down == found.gain).all() and (found.up == -found.gain)[months].all()
+
+
+def test_months_are_a_setting_by_themselves():
+    """Neither pooled with the others nor among those that thresholds are learned from."""
+    events = some_events()
+    months = events[events.setting == "a"].assign(setting="months", rate=0.0, gain=1.0)
+    found = signs.measured(events, 3)
+    more = signs.measured(pd.concat([events, months], ignore_index=True), 3)
+    assert more.keys() - found.keys() == {(of, "months") for of in (signs.CORRELATION, signs.AREA, signs.RIGHT)}
+    for key, values in found.items():
+        pd.testing.assert_frame_equal(values, more[key])
+    gained = (events.gain > 0).to_numpy()
+    at_least = months.good >= threshold(events.good.to_numpy(), gained)
+    assert more[signs.RIGHT, "months"].estimate["good"] == pytest.approx(at_least.mean())
 
 
 def test_missing_values_leave_out_their_events_only():
