@@ -1,6 +1,6 @@
 """Schedules of FIRE: on every change, on fewer, never, or on a metric, without knowledge of the task boundaries.
 
-python -m studies.timing   # tables, results.csv and timing.png in runs/timing
+python -m studies.timing   # a table; results.csv, timing.csv and timing.png in runs/timing
 
 `every_change` and `every_n_changes` use the boundaries. `every_n_epochs` and `when_…` do not: at the start of each
 epoch the latter read metrics of the epoch before, so they react to a new task at least one epoch late. Thresholds were
@@ -15,7 +15,7 @@ from functools import partial
 from lightning_fire.when import AtNewData, Clock, EveryNEpochs, Schedule, WhenMetric
 from studies.ensemble import Act
 from studies.methods import fire, vanilla
-from studies.runs import Setting, arguments, draw_bars, finish, markdown, run, tables
+from studies.runs import Setting, arguments, draw_bars, finish, run, tables
 from studies.streams import STREAMS
 
 NAMES = ("random_labels", "permuted_inputs", "warm_start")  # permuted labels: a task is an epoch
@@ -80,12 +80,9 @@ def main() -> None:
     """Run the study."""
     options = arguments(__doc__, "timing", lambda parser: parser.add_argument("--all", action="store_true"))
     start, runs = time.perf_counter(), run(settings(options), options.folder, options.jobs)
-    print(tables(runs, NAMES, (None, "vanilla", "every_change")))
-    rows = [
-        [f"`{method}`", *(f"{own[own.stream == stream].events.mean():.1f}" for stream in NAMES)]
-        for method, own in runs[runs.method != "vanilla"].groupby("method", sort=False)
-    ]
-    print("\n" + markdown(["events in a run", *(stream.replace("_", " ") for stream in NAMES)], rows))
+    print(tables(runs, NAMES, ("vanilla", "every_change")))
+    kept = runs[["stream", "method", "seed", "online_last", "test_last", "events"]]
+    kept.round(4).to_csv(options.folder / "timing.csv", index=False)
     draw_bars({STREAMS[name].title: runs[runs.stream == name] for name in NAMES}, options.folder / "timing.png")
     finish(runs, start)
 

@@ -33,7 +33,7 @@ def tiny(monkeypatch):
         ("memory", "… of which memory", {}),
         ("layers", "minus `reset_all` (95 %)", {}),
         ("ablations", "kept right after the event", {"STEPS": (1, 10)}),
-        ("timing", "events in a run", {}),
+        ("timing", "minus `every_change` (95 %)", {}),
         ("drift", "vanilla minus young (95 %)", {"DRIFTS": (0.5,), "ACTING": ("full_reset",)}),
         (
             "signs",
@@ -54,6 +54,8 @@ def test_a_study_ends_with_its_tables_and_its_figure(study, shows, only, tiny, t
     first = capsys.readouterr().out
     assert shows in first and "batches" in first and "| nan" not in first
     assert (tmp_path / f"{study}.png").stat().st_size > 5_000
+    if study in ("signs", "timing"):  # linked from the page
+        assert len(pd.read_csv(tmp_path / f"{study}.csv")) > 50
     module.main()  # nothing is run again
     again = capsys.readouterr().out
     assert "batches" not in again and shows in again
