@@ -1,6 +1,6 @@
 """Slow drift: tasks that come gradually. What is lost, which method helps, and when it should act.
 
-python -m studies.drift   # tables, results.csv and drift.png in runs/drift; --times: also events at other times
+python -m studies.drift   # tables; results.csv, drift.csv, drift.png in runs/drift; --times: also events at other times
 
 Streams whose samples change from one task to the next over a fraction of each task, its drift: 0, at once; 1, over the
 whole task. Labels change sample by sample, pixels are interpolated. Methods act at the start of each task, where the
@@ -149,9 +149,12 @@ def main() -> None:
     parts = {key: own for key, own in runs.groupby(["stream", "drift"], sort=False)}
     print(what_is_lost(parts))
     print("\n" + minus(parts, ACTING, "vanilla"))
+    print("\n" + minus(parts, [method for method in ACTING if method != "full_reset"], "full_reset"))
     if options.times:
         for method in TIMED:
             print("\n" + minus(parts, [each for each in runs.method.unique() if each.startswith(f"{method} ")], method))
+    kept = runs[["stream", "drift", "method", "seed", "online_last", "test_last"]]
+    kept.round(4).to_csv(options.folder / "drift.csv", index=False)
     panels = {
         name.replace("_", " "): runs[(runs.stream == name) & runs.method.isin(DRAWN)].sort_values(
             "drift", kind="stable"

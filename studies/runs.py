@@ -210,7 +210,7 @@ def draw_bars(panels: Mapping[str, pd.DataFrame], path: Path) -> None:
 
 def draw_lines(panels: Mapping[str, pd.DataFrame], x: str, path: Path, label: str) -> None:
     """Draw the accuracies of methods along a column, in panels of one stream each: means as lines, seeds as points."""
-    figure, grid = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 3.4), squeeze=False)
+    figure, grid = plt.subplots(1, len(panels), figsize=(3.4 * len(panels) + 1.3, 3.4), squeeze=False)
     for axes, (title, runs) in zip(grid[0], panels.items(), strict=True):
         measure, values = measure_of(runs.stream.iloc[0]), list(dict.fromkeys(runs[x]))
         for method in dict.fromkeys(runs.method):
@@ -224,7 +224,7 @@ def draw_lines(panels: Mapping[str, pd.DataFrame], x: str, path: Path, label: st
         axes.set_xticks(range(len(values)), [str(value) for value in values])
         axes.grid(alpha=0.3)
     grid[0, 0].set_ylabel("accuracy, %")
-    grid[0, 0].legend(fontsize=8)
+    grid[0, -1].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
 

@@ -54,8 +54,8 @@ def test_a_study_ends_with_its_tables_and_its_figure(study, shows, only, tiny, t
     first = capsys.readouterr().out
     assert shows in first and "batches" in first and "| nan" not in first
     assert (tmp_path / f"{study}.png").stat().st_size > 5_000
-    if study in ("signs", "timing"):  # linked from the page
-        assert len(pd.read_csv(tmp_path / f"{study}.csv")) > 50
+    if study in ("drift", "signs", "timing"):  # linked from the page
+        assert len(pd.read_csv(tmp_path / f"{study}.csv")) > 10
     module.main()  # nothing is run again
     again = capsys.readouterr().out
     assert "batches" not in again and shows in again
