@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from functools import partial
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from lightning_fire import (
     wrap_heads,
 )
 from lightning_fire.experiments.decide import Start
+from lightning_fire.experiments.decision import paired_differences
 
 
 def network():
@@ -287,3 +289,31 @@ def test_a_start_is_told_its_seed_and_name(old):
 def test_importing_it_imports_neither_lightning_nor_pandas():
     code = "import sys; from lightning_fire import decide; print({'lightning', 'pandas'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"
+
+
+@pytest.mark.slow(20)
+def test_copies_of_one_method_that_draw_for_themselves_are_not_told_apart(old):
+    """The order of samples is of the copy and the seed. Of 20 decisions one is expected to state a difference."""
+    inputs = torch.rand(64, 4, generator=torch.Generator().manual_seed(0))
+    targets, copies = inputs[:, :2] * inputs[:, 2:], ("one", "two", "three")
+
+    def train(seed, start):
+        model = start(network())
+        torch.manual_seed(10 * seed + copies.index(start.name) if start.name in copies else seed)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for batch in torch.randperm(64).split(8):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(inputs[batch]), targets[batch]).backward()
+            optimizer.step()
+        return nn.functional.mse_loss(model(inputs), targets)
+
+    told = 0
+    for first in range(0, 100, 5):
+        methods = {name: ShrinkAndPerturb(0.5) for name in copies}
+        found = decide(train, "old.pt", methods, range(first, first + 5), mode="min", output=f"runs/{first}")
+        assert len({value for name in copies for value in found.values[name].values()}) == 15
+        pairs = paired_differences(
+            {name: {seed: -mse for seed, mse in of.items()} for name, of in found.values.items()}
+        )
+        told += any(pairs[pair].decided for pair in combinations(copies, 2))
+    assert told <= 3
