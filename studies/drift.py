@@ -154,7 +154,7 @@ def main() -> None:
         for method in TIMED:
             print("\n" + minus(parts, [each for each in runs.method.unique() if each.startswith(f"{method} ")], method))
     kept = runs[["stream", "drift", "method", "seed", "online_last", "test_last"]]
-    kept.round(4).to_csv(options.folder / "drift.csv", index=False)
+    kept.to_csv(options.folder / "drift.csv", index=False)
     panels = {
         name.replace("_", " "): runs[(runs.stream == name) & runs.method.isin(DRAWN)].sort_values(
             "drift", kind="stable"

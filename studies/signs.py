@@ -231,7 +231,7 @@ def main() -> None:
     events, marks = oriented(events)
     found = measured(events, options.resamples)
     print(f"\n{table(found, marks)}")
-    values = pd.concat(found, names=["measure", "of", "value"]).round(3).reset_index()
+    values = pd.concat(found, names=["measure", "of", "value"]).round(4).reset_index()
     values.insert(3, "sign", [marks.get(name) or "+" for name in values.value])
     values.to_csv(options.folder / "signs.csv", index=False)
     draw(found, marks, options.folder / "signs.png")

@@ -82,7 +82,7 @@ def main() -> None:
     start, runs = time.perf_counter(), run(settings(options), options.folder, options.jobs)
     print(tables(runs, NAMES, ("vanilla", "every_change")))
     kept = runs[["stream", "method", "seed", "online_last", "test_last", "events"]]
-    kept.round(4).to_csv(options.folder / "timing.csv", index=False)
+    kept.to_csv(options.folder / "timing.csv", index=False)
     draw_bars({STREAMS[name].title: runs[runs.stream == name] for name in NAMES}, options.folder / "timing.png")
     finish(runs, start)
 

@@ -1,0 +1,32 @@
+"""Tables on pages are those of the values in the CSV files beside them."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from studies import drift, signs, timing
+from studies.runs import tables
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_tables_of_slow_drift():
+    runs, page = pd.read_csv(DOCS / "slow_drift.csv"), (DOCS / "slow_drift.md").read_text()
+    parts = {key: own for key, own in runs.groupby(["stream", "drift"], sort=False)}
+    assert len(parts) == 12 and (runs.groupby(["stream", "drift", "method"]).seed.nunique() == 5).all()
+    assert drift.what_is_lost(parts) in page
+    assert drift.minus(parts, drift.ACTING, "vanilla") in page
+
+
+def test_the_table_of_schedules():
+    runs, page = pd.read_csv(DOCS / "timing.csv"), (DOCS / "when_to_act.md").read_text()
+    lines = tables(runs, timing.NAMES, ["every_change"]).splitlines()
+    assert len(lines) == 13
+    assert "\n".join(line for line in lines if not line.startswith("| `every_change`")) in page
+
+
+def test_the_table_of_signs():
+    values, page = pd.read_csv(DOCS / "signs.csv"), (DOCS / "when_to_act.md").read_text()
+    found = {key: own.set_index("value") for key, own in values.groupby(["measure", "of"], sort=False)}
+    table = signs.table(found, dict(zip(values.value, values.sign.replace("+", ""), strict=True)))
+    assert len(table.splitlines()) == 2 + len(signs.SHOWN) and table in page
