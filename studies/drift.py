@@ -129,7 +129,8 @@ def minus(parts: Parts, methods: Sequence[str], reference: str) -> str:
         ]
         for (name, drift), own in parts.items()
     ]
-    return markdown([f"minus `{reference}` (95 %)", *(method.replace("_", " ") for method in methods)], rows)
+    heads = [method.removeprefix(f"{reference} ").replace("_", " ") for method in methods]
+    return markdown([f"minus `{reference}` (95 %)", *heads], rows)
 
 
 def more(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +153,7 @@ def main() -> None:
     print("\n" + minus(parts, [method for method in ACTING if method != "full_reset"], "full_reset"))
     if options.times:
         for method in TIMED:
-            print("\n" + minus(parts, [each for each in runs.method.unique() if each.startswith(f"{method} ")], method))
+            print("\n" + minus(parts, [f"{method} {at}" for at in times(0.5, 1)], method))
     kept = runs[["stream", "drift", "method", "seed", "online_last", "test_last"]]
     kept.to_csv(options.folder / "drift.csv", index=False)
     panels = {
