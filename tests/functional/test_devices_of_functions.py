@@ -58,6 +58,22 @@ def test_functions_have_on_a_gpu_the_values_of_the_cpu(function):
     assert waits == 1 + (name == "polar") or name not in CHECKED  # `polar`: also whether the products have converged
 
 
+@pytest.mark.parametrize("name", ["bias", "l2_init", "parseval", "spectral", "unit_scale"])
+def test_gradients_of_penalties_on_a_gpu_are_those_of_autograd(name):
+    penalty, gradient = (getattr(functional, f"{name}_{kind}") for kind in ("penalty", "gradient"))
+    with Pretended() as pretended, torch.device("cuda"):
+        weight, *others = arguments()[penalty]
+        if name == "spectral":  # a fixed point of the power iteration
+            for _ in range(200):
+                others = [functional.power_iteration(weight, *others)]
+        weight.requires_grad_()
+        pretended.forget()
+        penalty(weight, *others).backward()
+        found = gradient(weight.detach(), *others)
+        assert pretended.count == 0
+        torch.testing.assert_close(weight.grad.cpu(), found.cpu(), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("function", FUNCTIONS, ids=name_of)
 def test_functions_that_read_no_values_run_on_meta(function):
     reads = name_of(function) in (CHECKED | NUMBERS) - {"feature_covariance_bound"}  # which has fewer checks there

@@ -1,6 +1,7 @@
 """Averages of weights, of any library, and how they begin again from new weights."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 import torch
@@ -144,21 +145,29 @@ def unknown_copies(model: nn.Module) -> list[str]:
             trained.setdefault(_shapes(weights), []).append(weights)
     found: list[str] = []
     _, frozen = injected_heads(model)
-    for path, part in parts.items():
-        if path.startswith(frozen):  # copies that are to stay
-            continue
-        if is_average(part) or known.intersection(part.parameters()):
-            continue
-        weights, inside = list(part.parameters()), any(path.startswith(f"{other}.") for other in found)
-        if not inside and "target" not in path and all(map(why_not_trained, weights)) and _is_near(weights, trained):
-            found.append(path)
-        buffers = {name: buffer for name, buffer in part.named_buffers(recurse=False) if buffer.is_floating_point()}
-        if _is_near(list(buffers.values()), trained):
-            found += [f"{path}.{name}".strip(".") for name in buffers]
-        for name, value in vars(part).items():
-            kept = None if name.startswith("_") or is_average(value) else _named(value)
-            if _is_near(list(kept.values() if isinstance(kept, Mapping) else kept or ()), trained):
-                found.append(f"{path}.{name}".strip("."))
+
+    def depth(path: str) -> int:
+        return len(path.split(".")) if path else 0
+
+    for _, level in groupby(sorted(parts, key=depth), depth):  # parts of what is found are not looked at
+        alike: list[tuple[list[str], Sequence[Tensor]]] = []
+        for path in level:
+            part = parts[path]
+            if path.startswith(frozen):  # copies that are to stay
+                continue
+            if is_average(part) or known.intersection(part.parameters()):
+                continue
+            weights, inside = list(part.parameters()), any(path.startswith(f"{other}.") for other in found)
+            if not inside and "target" not in path and all(map(why_not_trained, weights)):
+                alike.append(([path], weights))
+            buffers = {name: buffer for name, buffer in part.named_buffers(recurse=False) if buffer.is_floating_point()}
+            alike.append(([f"{path}.{name}".strip(".") for name in buffers], list(buffers.values())))
+            for name, value in vars(part).items():
+                kept = None if name.startswith("_") or is_average(value) else _named(value)
+                tensors = list(kept.values() if isinstance(kept, Mapping) else kept or ())
+                alike.append(([f"{path}.{name}".strip(".")], tensors))
+        near = _are_near([tensors for _, tensors in alike], trained)
+        found += [name for (names, _), is_near in zip(alike, near, strict=True) if is_near for name in names]
     if not found:
         return []
     return [
@@ -171,14 +180,20 @@ def _shapes(tensors: Iterable[Tensor]) -> tuple[torch.Size, ...]:
     return tuple(tensor.shape for tensor in tensors)
 
 
-def _is_near(tensors: Sequence[Tensor], trained: Mapping[tuple[torch.Size, ...], Sequence[Sequence[Tensor]]]) -> bool:
+def _are_near(
+    groups: Sequence[Sequence[Tensor]], trained: Mapping[tuple[torch.Size, ...], Sequence[Sequence[Tensor]]]
+) -> list[bool]:
     """Return whether tensors have the shapes of those of a trained part, and are nearer to them than to zero."""
-    for weights in trained.get(_shapes(tensors), ()):
-        norms = [local(weight).float().norm() for weight in weights]
-        found = read([*map(_distance, tensors, weights), *norms])
-        if sum(found[: len(norms)]) < 0.5 * sum(found[len(norms) :]):
-            return True
-    return False
+    pairs = [(n, group, weights) for n, group in enumerate(groups) for weights in trained.get(_shapes(group), ())]
+    moves = [_distance(a, b) for _, group, weights in pairs for a, b in zip(group, weights, strict=True)]
+    known = dict.fromkeys(weight for *_, weights in pairs for weight in weights)
+    norms = {weight: torch.linalg.vector_norm(local(weight).float()) for weight in known}
+    values = iter(read([*moves, *norms.values()]))
+    distances, near = [list(islice(values, len(group))) for _, group, _ in pairs], [False] * len(groups)
+    lengths = dict(zip(norms, values, strict=True))
+    for (number, _, weights), moved in zip(pairs, distances, strict=True):
+        near[number] |= sum(moved) < 0.5 * sum(lengths[weight] for weight in weights)
+    return near
 
 
 def _inner(average: Any) -> nn.Module | None:
