@@ -16,6 +16,8 @@ def test_tables_of_slow_drift():
     assert len(parts) == 12 and (runs.groupby(["stream", "drift", "method"]).seed.nunique() == 5).all()
     assert drift.what_is_lost(parts) in page
     assert drift.minus(parts, drift.ACTING, "vanilla") in page
+    timed = [f"fire_procrustes {at}" for at in drift.times(0.5, 1)]
+    assert drift.minus(parts, timed, "fire_procrustes") in page
 
 
 def test_the_table_of_schedules():
