@@ -99,6 +99,8 @@ class Adapter(Training):
             except ValueError as error:  # another optimizer may train what it acts on
                 problems.append(error)
                 continue
+            if selected := part.selected():
+                say(f"{self.title} acts on {selected}.")
             self._parts.append(part)
             self.handles += [handle for each in group for handle in self._around(each, part)]
         if not self._parts:

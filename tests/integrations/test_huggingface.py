@@ -24,6 +24,7 @@ from lightning_fire.methods import (  # noqa: E402
     DASH,
     FIRE,
     METHODS,
+    ContinualBackprop,
     EventMethod,
     FullReset,
     L2Init,
@@ -295,6 +296,12 @@ def test_the_line_of_an_event_says_how_many_matrices_are_taken(tmp_path, caplog)
     with caplog.at_level(logging.INFO):
         trainer(tmp_path, PlasticityCallback(FIRE(), AtNewData(skip_first=False))).train()
     assert "fire acted at epoch 0, step 0 (" in caplog.text and "; 7 of 7 weight matrices, preset gpt)" in caplog.text
+
+
+def test_a_method_that_acts_at_each_step_says_on_how_many_units(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        trainer(tmp_path, PlasticityCallback(ContinualBackprop()), model=net()).train()
+    assert "ContinualBackprop acts on 32 hidden units in 2 layers." in caplog.text
 
 
 def test_an_event_that_changes_nothing_is_named(tmp_path, caplog):
