@@ -1,11 +1,11 @@
 """Optimizer: utility-based perturbed gradient descent (Elsayed & Mahmood, ICLR 2024)."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fire.distributed import is_sharded, put
@@ -67,7 +67,7 @@ class UPGD(Optimizer):
         maxima = [utility.max().to(utilities[0].device, dtype) for utility in utilities]
         largest = torch.stack(maxima).max() if maxima else torch.zeros(())  # not read, which would wait for a GPU
         first = self.param_groups[0]
-        seed = first["seed"] + 1_000_003 * (first["num_steps"] + 1)  # far from that of another run
+        seed = int(first["seed"]) + 1_000_003 * (first["num_steps"] + 1)  # far from that of another run
         for device in dict.fromkeys(parameter.device for _, parameter in stepped):
             here = [(group, parameter) for group, parameter in stepped if parameter.device == device]
             for (group, parameter), noise in zip(here, _noise([parameter for _, parameter in here], seed), strict=True):
@@ -108,23 +108,30 @@ class UPGD(Optimizer):
         parameter.add_((parameter.grad + noise * group["noise"]) * (1 - scaled), alpha=-group["lr"])
 
 
-def _noise(parameters: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """Return standard normal noise for parameters of one device, sharded as they are."""
-    if not any(map(is_sharded, parameters)):
+def _noise(parameters: Sequence[Tensor], seed: int) -> Iterable[Tensor]:
+    """Return standard normal noise for parameters of one device, sharded as they are, one tensor at a time."""
+    if torch.compiler.is_compiling() and not any(map(is_sharded, parameters)):
         drawn: list[Tensor] = normal_like(list(parameters), seed)
         return drawn
-    wholes = [torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in parameters]
-    noise = [torch.empty_like(each) for each in parameters]
-    for own, whole in zip(noise, normal_like(wholes, seed), strict=True):
-        put(own, whole)
-    return noise
+    return _drawn(parameters, seed)
+
+
+def _drawn(parameters: Sequence[Tensor], seed: int) -> Iterator[Tensor]:
+    generator = torch.Generator(parameters[0].device).manual_seed(seed)
+    for parameter in parameters:
+        noise = torch.empty_like(parameter)
+        if is_sharded(parameter):
+            whole = torch.empty(parameter.shape, dtype=noise.dtype, device=noise.device)
+            put(noise, whole.normal_(generator=generator))
+        else:
+            noise.normal_(generator=generator)
+        yield noise
 
 
 @torch.library.custom_op("lightning_fire::normal_like", mutates_args=())
 def normal_like(tensors: list[Tensor], seed: int) -> list[Tensor]:
     """Draw standard normal values in the shapes of tensors of one device; `torch.compile` traces no generators."""
-    generator = Generator(tensors[0].device).manual_seed(seed)
-    return [torch.empty_like(tensor).normal_(generator=generator) for tensor in tensors]
+    return list(_drawn(tensors, seed))
 
 
 @normal_like.register_fake
