@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
-from lightning.pytorch.plugins.precision import MixedPrecision
+from lightning.pytorch.plugins.precision import MixedPrecision, Precision
+from lightning.pytorch.utilities.enums import GradClipAlgorithmType
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import log_softmax, nll_loss
 from torch.optim import AdamW
 
-from lightning_fire._lightning import attached_trainer, is_logging_step, undeclared
+from lightning_fire._lightning import attached_trainer, is_logging_step, loss_scaler, undeclared
 from lightning_fire._private import is_a
 from lightning_fire.contracts import HasFlopsPerToken, HasTexts, offers
 from lightning_fire.modules.chunk_module import ChunkModule
@@ -219,9 +220,20 @@ class LanguageModel(ChunkModule):
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
-        fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)  # Lightning does not clip fused there
+        fused = loss_scaler(self.trainer) is None  # Lightning does not clip scaled gradients of a fused optimizer
         optimizer = AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=fused)
         return self._scheduled(optimizer, self.warmup, self.decay, self.min_learning_rate / self.learning_rate)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip as Lightning does, in `bf16-mixed` also for a fused optimizer: nothing scales its gradients there."""
+        plugin = self.trainer.precision_plugin
+        if isinstance(plugin, MixedPrecision) and plugin.scaler is None and gradient_clip_val:
+            algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
+            Precision.clip_gradients(plugin, optimizer, gradient_clip_val, algorithm)
+        else:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what `diagnose` and `reinit` need: a causal language model, and settings of Hugging Face."""
@@ -244,6 +256,5 @@ class LanguageModel(ChunkModule):
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    if logits.dtype.itemsize < 4:  # in half precision a loss would come in steps of a hundredth
-        logits = logits.float()
-    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+    dtype = torch.promote_types(logits.dtype, torch.float32)  # in half precision a loss would come in steps of 0.01
+    return nll_loss(log_softmax(logits.flatten(0, 1), -1, dtype=dtype), targets.flatten())  # no copy of the logits

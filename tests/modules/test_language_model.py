@@ -243,13 +243,27 @@ def test_a_network_too_small_for_its_texts_is_an_error(net, message):
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "bf16-true", "64-true"])
 def test_precisions_go_with_clipped_gradients(precision):
-    """Lightning's mixed precision cannot clip for fused optimizers."""
+    """Lightning's mixed precision cannot clip for fused optimizers: they are, where no gradient is scaled."""
     options = {"precision": precision}
     if precision == "16-mixed":
         options = {"plugins": pl.plugins.MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))}
-    fit = trainer(max_epochs=2, gradient_clip_val=1.0, **options)
+    norms = []
+
+    class Watch(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            self.optimizer = trainer.optimizers[0]
+            self.optimizer.register_step_post_hook(lambda optimizer, *_: norms.append(norm_of(optimizer)))
+
+    def norm_of(optimizer):
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        return float(torch.linalg.vector_norm(torch.stack([g.double().norm() for g in gradients])))
+
+    watch = Watch()
+    fit = trainer(watch, max_epochs=2, gradient_clip_val=1e-3, **options)
     fit.fit(module(), datamodule=data(epochs=1))
-    assert fit.global_step == 12 and 0 < fit.callback_metrics["val/loss"] < 4
+    assert fit.global_step == len(norms) == 12 and 0 < fit.callback_metrics["val/loss"] < 4
+    assert max(norms) == pytest.approx(1e-3, rel=1e-2)
+    assert watch.optimizer.defaults["fused"] is (precision != "16-mixed")
 
 
 def test_a_phase_after_a_checkpoint_of_a_longer_one_begins_with_its_own_rate(tmp_path):
