@@ -5,7 +5,7 @@ import reference
 import torch
 from tolerances import assert_near
 
-from lightning_fire.functional import dfi_normalized, fire, orthogonalize, polar
+from lightning_fire.functional import dfi_normalized, fire, orthogonalize, polar, singular_values
 from lightning_fire.functional.products import by_products, is_missed
 
 
@@ -46,3 +46,12 @@ def test_rank_deficient_matrices_are_completed(device, rank):
     else:
         assert (q.mT @ q - torch.eye(1000)).norm() <= 1e-6 * 1000**0.5
         assert (q - x).norm() <= (polar(x).double() - x).norm() * (1 + 1e-6)  # as near as any
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (64, 64), (3, 300, 200), (512, 2048)])
+def test_singular_values(device, shape):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x[..., 0] *= 1e-4  # a small one
+    found, expected = singular_values(x.to(device)).cpu(), torch.linalg.svdvals(x.double())
+    assert found.dtype == x.dtype
+    assert (found - expected).abs().max() <= 1e-5 * expected.max()
