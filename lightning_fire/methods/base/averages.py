@@ -112,11 +112,9 @@ def is_average(thing: Any) -> bool:
     """Return whether an object is an average of weights, by its attributes."""
     if isinstance(thing, type) or not hasattr(thing, "__dict__"):
         return False
-    attributes = set(vars(thing))
-    if isinstance(thing, nn.Module):
-        attributes |= {name for name, _ in [*thing.named_buffers(recurse=False), *thing.named_children()]}
-    counted = attributes.intersection((*_COUNTERS, *_DECAYS))
-    return bool(counted) and (_inner(thing) is not None or _named(thing) is not None)
+    own = [vars(thing), *((thing._buffers, thing._modules) if isinstance(thing, nn.Module) else ())]
+    counted = any(names.get(name) is not None for name in (*_COUNTERS, *_DECAYS) for names in own)
+    return counted and (_inner(thing) is not None or _named(thing) is not None)
 
 
 def networks_of(averages: Iterable[Any]) -> list[nn.Module]:

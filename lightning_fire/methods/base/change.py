@@ -23,7 +23,7 @@ from lightning_fire.methods.base.report import COLUMNS, Report, differences, mat
 from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import Weights, WeightView
 
-_ENTRIES = 2**24  # of a batch, 64 MB in float32: larger matrices fill a GPU alone
+_ENTRIES = 2**22  # of a batch, 16 MB in float32: larger matrices fill a GPU alone
 
 
 @dataclass(frozen=True)
