@@ -57,8 +57,8 @@ PARTS = {
         90, "benchmarks/exact_cost.py --matrices 10000 --rounds 2 --json RESULT", "--shapes 64x64 --matrices 100"
     ),
     "language_speed": Part(
-        110,
-        "benchmarks/language_speed.py --only gpt-2 --batch 12 --block 1024 --accumulate 4 --steps 10 --rounds 2"
+        160,
+        "benchmarks/language_speed.py --only gpt-2 --batch 12 --block 1024 --accumulate 4 --steps 30 --rounds 2"
         " --precision bf16-mixed --json RESULT",
         "--only small --batch 2 --block 8 --accumulate 1 --steps 2 --rounds 1",
     ),
