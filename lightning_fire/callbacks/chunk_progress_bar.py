@@ -16,6 +16,8 @@ _PAUSE = 0.1  # seconds between two redraws
 class ChunkProgressBar(TQDMProgressBar):
     """Progress bar that shows `Epoch 203 (chunk 2/2)` if the DataModule has `chunk` and `num_chunks`.
 
+    Of a module with a `step_loss`, as `LanguageModel` has it, it shows that as `train/loss_step`.
+
     It is redrawn at most ten times a second, and when an epoch or a validation begins or ends. Lightning's is redrawn
     twice after each batch, which takes as long as the step of a small network and reads metrics from the GPU.
     """
@@ -28,6 +30,11 @@ class ChunkProgressBar(TQDMProgressBar):
         chunk, num_chunks = chunk_of(data), num_chunks_of(data)
         if chunk is not None and num_chunks is not None:
             self.train_progress_bar.set_description(f"Epoch {trainer.current_epoch} (chunk {chunk + 1}/{num_chunks})")
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        loss = getattr(pl_module, "step_loss", None)
+        shown = {} if loss is None else {"train/loss_step": float(loss)}  # waits for a GPU, at each redraw
+        return {**shown, **super().get_metrics(trainer, pl_module)}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

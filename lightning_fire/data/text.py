@@ -197,7 +197,7 @@ class MixedBatches(Dataset[tuple[Tensor, Tensor]]):
     def __getitem__(self, number: Tensor) -> tuple[Tensor, Tensor]:
         text, starts = self.mixture.batch(int(number))
         blocks = self.texts[text].blocks(starts, self.block_size + 1)  # (batch, block_size + 1)
-        return blocks[:, :-1], blocks[:, 1:]
+        return _pair(blocks)
 
 
 class ValidationBatches(Dataset[tuple[Tensor, Tensor, Tensor]]):
@@ -221,4 +221,9 @@ class ValidationBatches(Dataset[tuple[Tensor, Tensor, Tensor]]):
     def __getitem__(self, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         text, starts = self.batches[int(number)]
         blocks = self.texts[text].blocks(starts, self.block_size + 1)  # (batch, block_size + 1)
-        return blocks[:, :-1], blocks[:, 1:], torch.tensor(text)
+        return *_pair(blocks), torch.tensor(text)
+
+
+def _pair(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tokens of blocks but the last, and those that follow each: contiguous, or they could not be pinned."""
+    return blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous()

@@ -99,7 +99,7 @@ class LanguageModel(ChunkModule):
         self.train_loss = MeanLoss()
         self.val_losses: Any = nn.ModuleList()  # a MeanLoss for each text
         self._tokens, self._began = 0, 0.0  # of this epoch, on this device
-        self._step_loss: Tensor | None = None
+        self.step_loss: Tensor | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits `(batch, length, vocab_size)` of tokens `(batch, length)`, int64."""
@@ -132,7 +132,7 @@ class LanguageModel(ChunkModule):
         loss = _cross_entropy(self(tokens), targets)
         self.train_loss.update(loss, targets.numel())
         self._tokens += targets.numel()
-        self._step_loss = loss.detach()
+        self.step_loss = loss.detach()
         return loss
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -143,8 +143,8 @@ class LanguageModel(ChunkModule):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log the loss where loggers write it, and the speed before validation takes its time."""
         written = is_logging_step(self.trainer)  # more would cost a small GPT 3 % of its speed
-        if self._step_loss is not None and (written or batch_idx == 0):  # the first for the progress bar alone
-            self.log("train/loss_step", self._step_loss, prog_bar=True)
+        if self.step_loss is not None and (written or batch_idx == 0):
+            self.log("train/loss_step", self.step_loss)  # with prog_bar=True Lightning waits for a GPU at each batch
         if not self.trainer.is_last_batch:
             return
         speed = self._tokens / (self._now() - self._began)

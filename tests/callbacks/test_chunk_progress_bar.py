@@ -4,6 +4,7 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from small_training import trainer
 
@@ -68,3 +69,11 @@ def test_shows_the_number_of_batches_at_every_pause(monkeypatch, options, drawn)
 def test_refresh_rate_0_disables_the_bar(monkeypatch, capsys):
     drawn_in(monkeypatch, 1.0, 0)
     assert "Epoch" not in capsys.readouterr().out
+
+
+def test_the_loss_of_a_step_is_shown():
+    module = BoringModel()
+    bar, fit = ChunkProgressBar(), trainer(max_epochs=1)
+    assert "train/loss_step" not in bar.get_metrics(fit, module)
+    module.step_loss = torch.tensor(2.5)
+    assert bar.get_metrics(fit, module)["train/loss_step"] == 2.5

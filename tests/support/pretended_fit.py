@@ -46,11 +46,15 @@ class _Count(Callback):
         self.counts.append(self.pretended.count)
 
 
-def waits_of_fit(callback, depth=5, epochs=2):
-    """Return the waits for the device in each batch of a fit; in the last ones of epochs with what ends these."""
+def waits_of_fit(*callbacks, depth=5, epochs=2, make=None):
+    """Return the waits for the device in each batch of a fit; in the last ones of epochs with what ends these.
+
+    `make` returns a module and its data, in the place of `Hidden` and three batches.
+    """
     with Pretended() as pretended:
         torch.manual_seed(0)
         data = DataLoader(TensorDataset(torch.randn(24, 6), torch.arange(24) % 3), batch_size=24 // BATCHES)
+        module, data = (Hidden(depth), data) if make is None else make()
         count = _Count(pretended)
         Trainer(
             max_epochs=epochs,
@@ -59,6 +63,8 @@ def waits_of_fit(callback, depth=5, epochs=2):
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            callbacks=[count, callback],
-        ).fit(Hidden(depth), data)
+            reload_dataloaders_every_n_epochs=int(make is not None),
+            limit_val_batches=0 if make else None,
+            callbacks=[count, *callbacks],
+        ).fit(module, data)
     return [after - before for before, after in itertools.pairwise(count.counts)]
