@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_fire._private import attributes_of
 from lightning_fire.distributed import local
 from lightning_fire.methods.base.transfers import read
 from lightning_fire.where.layers import injected_heads, plain
@@ -112,7 +113,7 @@ def is_average(thing: Any) -> bool:
     """Return whether an object is an average of weights, by its attributes."""
     if isinstance(thing, type) or not hasattr(thing, "__dict__"):
         return False
-    own = [vars(thing), *((thing._buffers, thing._modules) if isinstance(thing, nn.Module) else ())]
+    own = attributes_of(thing)
     counted = any(names.get(name) is not None for name in (*_COUNTERS, *_DECAYS) for names in own)
     return counted and (_inner(thing) is not None or _named(thing) is not None)
 
