@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -135,6 +136,8 @@ class Pretended(FakeTensorMode):
         self.decompositions.clear()
 
     def __enter__(self) -> "Pretended":
+        if torch.cuda.is_available():
+            pytest.skip("a GPU is there, which nothing can stand in for: tests/gpu has its tests")
         cuda, generators = torch.cuda, self._generators
 
         @contextmanager
