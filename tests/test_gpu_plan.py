@@ -134,7 +134,8 @@ def test_a_call_ends_in_time(gpu, parts, tmp_path, capsys):
 def test_tables(gpu, tmp_path):
     result = {"device": "NVIDIA H100 80GB HBM3", "nets": {"gpt-2": {"loop": {"tokens_a_second": 100000.0}}}}
     (tmp_path / "language_speed.json").write_text(json.dumps(result))
-    misses = {"misses": {"random": [1, 100], "trained": [2, 50]}, "rows": {"a": {"products_ms": 2.0}}}
+    rows = {"8 × 8, 1.6e4, float32": {"products_ms": 2.0}, "8 × 8, 10, float32": {}}
+    misses = {"misses": {"random": [1, 100], "trained": [2, 50]}, "rows": rows}
     (tmp_path / "exact_cost.json").write_text(json.dumps(misses))
     (tmp_path / "checks.xml").write_text(
         '<testsuites><testsuite tests="3" skipped="1" time="4.2"><testcase classname="a" name="b"/>'
@@ -143,7 +144,7 @@ def test_tables(gpu, tmp_path):
     text = gpu.tables_of(tmp_path)
     assert "| loop | 100,000 | 0.08668 |" in text  # 8.57e8 operations a token, of 989e12 a second
     assert "1 passed, 1 skipped, 1 failed, in 4 s.\n- failed: `a.c`" in text
-    assert "| a | 2 |" in text
+    assert "| 8 × 8, 1.6e4, float32 | 2 |" in text and "8 × 8, 10" not in text
     assert "decomposition: 3 of 150 matrices (random 1 of 100, trained 2 of 50)" in text
 
 
