@@ -6,6 +6,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
 
 from lightning_fire._lightning import undeclared
 from lightning_fire.contracts import chunk_of, num_chunks_of
@@ -22,6 +23,7 @@ class ChunkProgressBar(TQDMProgressBar):
     twice after each batch, which takes as long as the step of a small network and reads metrics from the GPU.
     """
 
+    shows_step_loss = True
     _last_drawn_at = 0.0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -33,8 +35,10 @@ class ChunkProgressBar(TQDMProgressBar):
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         loss = getattr(pl_module, "step_loss", None)
-        shown = {} if loss is None else {"train/loss_step": float(loss)}  # waits for a GPU, at each redraw
-        return {**shown, **super().get_metrics(trainer, pl_module)}
+        metrics: dict[str, Any] = dict(super().get_metrics(trainer, pl_module))
+        if isinstance(loss, Tensor) and loss.numel() == 1:
+            metrics["train/loss_step"] = float(loss)  # waits for a GPU, at each redraw
+        return metrics
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

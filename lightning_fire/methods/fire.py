@@ -16,7 +16,7 @@ from lightning_fire.methods.base.change import Change, change_weights
 from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
 from lightning_fire.methods.base.optimizers import Optimizers
-from lightning_fire.methods.base.report import Report, health, matrices_in_words
+from lightning_fire.methods.base.report import Report, matrices_in_words
 from lightning_fire.methods.base.selecting import select_weights
 from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.where import Weights, WeightView, normalized_weights
@@ -86,16 +86,19 @@ class FIRE(EventMethod):
             own = [scales[view.name] for view in views]
             return fire_of_finite(old, self.steps, self.coefficients, own, views[0].groups, project)
 
-        change = change_weights(weights, new_weights, training.share_work, training.measure)
+        measure = training.measure or self.steps == "exact"
+        change = change_weights(weights, new_weights, training.share_work, measure)
         if self.steps == "exact":
             missed.update(_missed(change, weights))
         if missed:
             warn(f"FIRE computes {some(sorted(missed))} again, by singular value decompositions", model)
-            change = change_weights(weights, new_weights, training.share_work, training.measure)
+            change = change_weights(weights, new_weights, training.share_work, measure)
         if change.report and (zeros := change.report.zeros):
             warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}", model)
         if change.report and (change.report.norm_ratio or 0) > LARGE:
             change = replace(change, report=replace(change.report, advice=_ADVICE))
+        if not training.measure:
+            change = replace(change, report=Report(taken=change.report.taken if change.report else ""), weights=())
         return replace(change, left_out=left_out)
 
 
@@ -154,14 +157,10 @@ def scales_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Scal
 
 def _missed(change: Change, weights: Sequence[WeightView]) -> list[str]:
     """Return the names of new weights that are no isometries though they should be, as products did not converge."""
-    if change.report and change.report.table:
-        after, zeros = change.report.table["dfi_normalized_after"], change.report.zeros
-    elif all(view.parameter.device.type == "cpu" for view in weights):
-        return []  # looked at there, each by itself
-    else:
-        report = health([view.of(change.values[view.parameter]) for view in weights])
-        after, zeros = report.layers["dfi_normalized"], ()
-    return [name for name, deviation in after.items() if not deviation < ISOMETRY and name not in zeros]
+    report = change.report or Report()
+    by_products = [view.name for view in weights if view.parameter.device.type != "cpu"]  # others look by themselves
+    after = report.table["dfi_normalized_after"]
+    return [name for name in by_products if not after[name] < ISOMETRY and name not in report.zeros]
 
 
 def _in_words(scales: Mapping[str, Scale]) -> str:

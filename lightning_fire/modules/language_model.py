@@ -144,7 +144,9 @@ class LanguageModel(ChunkModule):
         """Log the loss where loggers write it, and the speed before validation takes its time."""
         written = is_logging_step(self.trainer)  # more would cost a small GPT 3 % of its speed
         if self.step_loss is not None and (written or batch_idx == 0):
-            self.log("train/loss_step", self.step_loss)  # with prog_bar=True Lightning waits for a GPU at each batch
+            bar = self.trainer.progress_bar_callback
+            by_bar = bar is not None and not getattr(bar, "shows_step_loss", False)
+            self.log("train/loss_step", self.step_loss, prog_bar=by_bar)  # with it Lightning waits at each batch
         if not self.trainer.is_last_batch:
             return
         speed = self._tokens / (self._now() - self._began)
@@ -224,7 +226,7 @@ class LanguageModel(ChunkModule):
         optimizer = AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=fused)
         return self._scheduled(optimizer, self.warmup, self.decay, self.min_learning_rate / self.learning_rate)
 
-    def configure_gradient_clipping(
+    def clip_gradients(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         """Clip as Lightning does, in `bf16-mixed` also for a fused optimizer: nothing scales its gradients there."""
@@ -233,7 +235,7 @@ class LanguageModel(ChunkModule):
             algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
             Precision.clip_gradients(plugin, optimizer, gradient_clip_val, algorithm)
         else:
-            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            super().clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what `diagnose` and `reinit` need: a causal language model, and settings of Hugging Face."""

@@ -82,9 +82,9 @@ class UPGD(Optimizer):
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
-            saved, state = state_dict["state"].get(number, {}).get("utility"), self.state[parameter]
-            if saved is not None and saved.dtype != state["utility"].dtype:
-                state["utility"] = saved.to(parameter.device, copy=True)
+            if (saved := state_dict["state"].get(number, {}).get("utility")) is not None:
+                wide = torch.promote_types(parameter.dtype, torch.float32)
+                self.state[parameter]["utility"] = saved.to(parameter.device, wide, copy=True)
 
     def _updated_utility(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
         """Return the EMA of −g·w, of the shape of the parameter, before its correction."""
@@ -128,7 +128,9 @@ def _drawn(parameters: Sequence[Tensor], seed: int) -> Iterator[Tensor]:
         yield noise
 
 
-@torch.library.custom_op("lightning_fire::normal_like", mutates_args=())
+@torch.library.custom_op(  # torch 2.6 finds no schema for `list[Tensor]`
+    "lightning_fire::normal_like", mutates_args=(), schema="(Tensor[] tensors, SymInt seed) -> Tensor[]"
+)
 def normal_like(tensors: list[Tensor], seed: int) -> list[Tensor]:
     """Draw standard normal values in the shapes of tensors of one device; `torch.compile` traces no generators."""
     return list(_drawn(tensors, seed))

@@ -77,3 +77,10 @@ def test_the_loss_of_a_step_is_shown():
     assert "train/loss_step" not in bar.get_metrics(fit, module)
     module.step_loss = torch.tensor(2.5)
     assert bar.get_metrics(fit, module)["train/loss_step"] == 2.5
+
+
+def test_what_is_no_loss_is_not_shown():
+    module = BoringModel()
+    for other in (lambda batch: 0, torch.ones(2)):
+        module.step_loss = other
+        assert "train/loss_step" not in ChunkProgressBar().get_metrics(trainer(max_epochs=1), module)

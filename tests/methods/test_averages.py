@@ -1,6 +1,7 @@
 """Averages of weights begin again from the new weights, and what may be one is named."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lightning_fire import FIRE, FullReset, Loop, PlasticityInjection, ReDo, fire_
+from lightning_fire.methods.base.averages import averages_in
 
 
 def network() -> nn.Sequential:
@@ -206,3 +208,17 @@ def test_an_average_follows_the_trained_network_beside_a_target_that_is_nearer(f
             parameter += 0.1
     fire_(model, optimizers=torch.optim.Adam(model["q"].parameters()), averages=average)
     assert all(map(torch.equal, average.module.parameters(), model["q"].parameters()))
+
+
+def test_a_part_of_torchscript_is_no_average():
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = torch.jit.trace(nn.Linear(4, 4), torch.zeros(2, 4))
+            self.head = nn.Linear(4, 4)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = Frozen()
+        assert not averages_in([model])
+        fire_(model)

@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 from methods_table import made
+from pretended import Pretended
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -216,19 +217,29 @@ def test_a_large_change_of_norm_is_said_with_what_to_do():
     assert fire_(copy.deepcopy(model), scale="procrustes").norm_ratio < 1
 
 
+@pytest.mark.parametrize("measure", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_exact_weights_that_products_miss_are_computed_by_the_svd(monkeypatch, dtype):
-    model, other = network().to(dtype), network().to(dtype)
+def test_exact_weights_that_products_miss_are_computed_by_the_svd(monkeypatch, dtype, measure):
+    whole, other = fire.projected, network().to(dtype)
     fire_(other, steps="exact")
-    whole = fire.projected
-    monkeypatch.setattr(fire, "projected", lambda x: whole(x) if x.shape[1] == 9 else 0.5 * x)
-    with pytest.warns(UserWarning, match=r"FIRE computes 3\.weight again, by singular value decompositions"):
-        report = fire_(model, steps="exact")
-    assert report.layers["dfi_normalized_after"]["3.weight"] < 1e-5
-    for one, two in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(one, two)
-    monkeypatch.setattr(fire, "projected", whole)
-    fire_(network().to(dtype), steps="exact")  # without a warning
+    method = FIRE(steps="exact")
+    with Pretended():
+        model, again = network().to("cuda", dtype), network().to("cuda", dtype)
+        loops = [Loop(torch.optim.SGD(each.parameters()), measure=measure) for each in (again, model)]
+        method(again, loops[0])  # without a warning
+        monkeypatch.setattr(fire, "projected", lambda x: whole(x) if x.shape[1] == 9 else 0.5 * x)
+        with pytest.warns(UserWarning, match=r"FIRE computes 3\.weight again, by singular value decompositions"):
+            report = method(model, loops[1])
+        assert bool(report.table) is measure
+        for one, two in zip(model.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(one.detach().cpu(), two.detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_on_a_cpu_rounding_is_no_reason_to_compute_again():
+    model = nn.Linear(256, 256, bias=False, dtype=torch.float16)
+    with torch.no_grad():
+        model.weight.mul_(1e-5)
+    fire_(model, steps="exact", scale="procrustes")
 
 
 @pytest.mark.parametrize("options", [{}, {"steps": "exact"}, {"scale": "auto"}, {"coefficients": "muon", "steps": 5}])

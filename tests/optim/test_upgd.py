@@ -1,5 +1,6 @@
 """`UPGD` against the slow version, by its formulas, and through real fits."""
 
+import copy
 import math
 
 import pytest
@@ -167,3 +168,19 @@ def test_a_compiled_step_is_one_graph_and_the_same():
         found.append([parameter.detach() for parameter in parameters])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_loaded_utility_has_the_precision_of_its_weight(dtype):
+    weights = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
+    optimizer = UPGD(weights)
+    weights[0].grad = torch.ones(3)  # the other has no state
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    other = UPGD([nn.Parameter(weight.detach().to(dtype)) for weight in weights])
+    other.load_state_dict(saved)
+    assert other.state_dict()["state"].keys() == {0}
+    wide = torch.promote_types(dtype, torch.float32)
+    utility = other.state_dict()["state"][0]["utility"]
+    assert utility.dtype == wide
+    assert torch.equal(utility, saved["state"][0]["utility"].to(wide))

@@ -113,8 +113,11 @@ def is_average(thing: Any) -> bool:
     """Return whether an object is an average of weights, by its attributes."""
     if isinstance(thing, type) or not hasattr(thing, "__dict__"):
         return False
-    own = attributes_of(thing)
-    counted = any(names.get(name) is not None for name in (*_COUNTERS, *_DECAYS) for names in own)
+    own, *held = attributes_of(thing)
+    counted = any(
+        name in own or any(name in names and names[name] is not None for names in held)
+        for name in (*_COUNTERS, *_DECAYS)
+    )
     return counted and (_inner(thing) is not None or _named(thing) is not None)
 
 

@@ -132,20 +132,18 @@ def change_weights(
     own = rank() if share_work else 0
     owners = assign([cost(view.shape) for view in weights], ranks)
     # Sharded weights are gathered by all ranks together, before each goes its own way; others are not copied.
-    read = [whole if owner == own else None for owner, whole in zip(owners, map(WeightView.read, weights), strict=True)]
+    read = {index: whole for index, whole in enumerate(map(WeightView.read, weights)) if owners[index] == own}
     rows = torch.zeros(len(weights), len(COLUMNS), device=weights[0].parameter.device)
     require_finite(  # zeros, for what another rank looks at
-        {view.name: rows if whole is None else whole for view, whole in zip(weights, read, strict=True)}, ranks > 1
+        {view.name: read.get(index, rows) for index, view in enumerate(weights)}, ranks > 1
     )
     parameters: list[Tensor] = list(dict.fromkeys(view.parameter for view in weights))
     values = {parameter: parameter.detach().clone() for parameter in parameters}
     copies = _copies(weights, values)
     kept: dict[WeightView, Tensor] = {}
-    for batch in _batches(weights, read):
+    for batch in _batches(weights, list(read)):
         views = [weights[index] for index in batch]
-        old = [whole for index in batch if (whole := read[index]) is not None]
-        for index in batch:
-            read[index] = None  # frees what was gathered
+        old = [read.pop(index) for index in batch]  # frees what was gathered
         new = list(new_weights(views, old))
         for index, row in zip(batch, differences(old, new, views[0].groups), strict=True) if measure else ():
             rows[index] = row
@@ -182,11 +180,10 @@ def measured(change: Change, model: nn.Module, measure: bool = True) -> Change:
         return change
     weights = measurable(model, change.values) if measure and change.values else ()
     copies = _copies(weights, change.values)
-    old = list(map(WeightView.read, weights))
     rows: dict[int, Tensor] = {}
-    for batch in _batches(weights, old):
-        new = [copies[index].read() for index in batch]
-        rows |= zip(batch, differences([old[index] for index in batch], new, weights[batch[0]].groups), strict=True)
+    for batch in _batches(weights, range(len(weights))):
+        old, new = ([views[index].read() for index in batch] for views in (weights, copies))
+        rows |= zip(batch, differences(old, new, weights[batch[0]].groups), strict=True)
     report = report_of(weights, [rows[index] for index in range(len(weights))])
     parameters = list(model.parameters())
     number = sum(parameter in change.values for parameter in parameters)
@@ -218,18 +215,18 @@ def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> Non
         )
 
 
-def _batches(weights: Sequence[WeightView], read: Sequence[Tensor | None]) -> list[list[int]]:
-    """Return the numbers of weights that are treated together: of one shape on a GPU, one by one on a CPU.
+def _batches(weights: Sequence[WeightView], numbers: Iterable[int]) -> list[list[int]]:
+    """Return the numbers of weights that are treated together: of one shape on a GPU, else one by one.
 
-    Weights that are not read are left out.
+    Sharded ones are treated one by one, too, as each is gathered as a whole.
     """
     batches: list[list[int]] = []
     last: dict[Any, list[int]] = {}
-    for index, (view, whole) in enumerate(zip(weights, read, strict=True)):
-        if whole is None:
-            continue
-        key = whole.shape, view.groups, whole.dtype, whole.device
-        room = _ENTRIES // max(whole.numel(), 1) if _fills_with_batches(whole.device) else 1
+    for index in numbers:
+        view, parameter = weights[index], weights[index].parameter
+        key = tuple(view.shape), view.groups, parameter.dtype, parameter.device
+        together = _fills_with_batches(parameter.device) and not is_sharded(parameter)
+        room = _ENTRIES // max(math.prod(view.shape), 1) if together else 1
         if key not in last or len(last[key]) >= room:
             batches.append([])
             last[key] = batches[-1]
