@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +117,7 @@ def dash_(
     *,
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
+    averages: Any = (),
 ) -> Report:
     """Shrink in place weights that are not aligned with the negative gradient: `DASH` at once, with its arguments.
 
@@ -125,6 +126,7 @@ def dash_(
         losses: The losses of batches of the new data, scalars with a graph, one after the other, best from a generator:
             `(criterion(model(x), y) for x, y in loader)`. Buffers such as the statistics of BatchNorm are restored.
         optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
+        averages: One or several averages of the weights, which begin again from the new weights, see `Loop`.
 
     Returns:
         What happened to the weights, see `fire_`, and `batches`, the number of losses.
@@ -144,7 +146,7 @@ def dash_(
     if isinstance(losses, Tensor) or not (callable(losses) or isinstance(losses, Iterable)):
         raise TypeError(f"`losses` must be several losses, one of each batch, got {type(losses).__name__}")
     method = DASH(alpha, minimum, None, where, optimizer_state)
-    return method(model, Loop(optimizers, losses=losses))
+    return method(model, Loop(optimizers, losses=losses, averages=averages))
 
 
 @contextmanager

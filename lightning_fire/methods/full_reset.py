@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,7 @@ def full_reset_(
     *,
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
+    averages: Any = (),
 ) -> Report:
     """Reset a model to given values, in place, but what is frozen: `FullReset` at once, with its arguments.
 
@@ -86,6 +87,7 @@ def full_reset_(
         target: The values by name: `initial_values(model)`, called when the model was new, or
             `fresh_values(model, seed)`. The same on all ranks.
         optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
+        averages: One or several averages of the weights, which begin again from the new weights, see `Loop`.
 
     Returns:
         What happened to the weights that `Weights()` selects, see `fire_`.
@@ -105,7 +107,7 @@ def full_reset_(
         True
     """
     check_values(target)
-    return FullReset(None, optimizer_state, where)(model, Loop(optimizers, initial=target))
+    return FullReset(None, optimizer_state, where)(model, Loop(optimizers, initial=target, averages=averages))
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,7 @@ def shrink_and_perturb_(
     *,
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
+    averages: Any = (),
 ) -> Report:
     """Move parameters of a model towards given values, in place: `ShrinkAndPerturb` at once, with its arguments.
 
@@ -83,6 +84,7 @@ def shrink_and_perturb_(
         target: θ₀ by name: `initial_values(model)`, called when the model was new, or `fresh_values(model, seed)`. The
             same on all ranks.
         optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
+        averages: One or several averages of the weights, which begin again from the new weights, see `Loop`.
 
     Returns:
         What happened to the weights that `Weights()` selects, see `fire_`.
@@ -102,4 +104,4 @@ def shrink_and_perturb_(
     """
     check_values(target)
     method = ShrinkAndPerturb(strength, perturb, where, optimizer_state=optimizer_state)
-    return method(model, Loop(optimizers, initial=target))
+    return method(model, Loop(optimizers, initial=target, averages=averages))

@@ -2,12 +2,15 @@
 
 import copy
 import dataclasses
+import inspect
 from collections import defaultdict
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
+import lightning_fire
 from lightning_fire import methods
 from lightning_fire.methods import reset_optimizer_state
 from lightning_fire.methods.base.optimizers import with_inner
@@ -205,7 +208,28 @@ class Shows:
     param_groups = property(lambda self: self.opt.param_groups)
 
 
-@pytest.mark.parametrize("name", ["fire_", "shrink_and_perturb_", "full_reset_", "dash_"])
+PLAIN = [name for name in lightning_fire.__all__ if name.endswith("_")]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_all_plain_functions_have_the_same_keywords(name):
+    parameters = inspect.signature(getattr(lightning_fire, name)).parameters.values()
+    keywords = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    assert keywords == ["optimizers", "optimizer_state", "averages"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_an_average_begins_again_from_the_new_weights(name):
+    model = network()
+    average = AveragedModel(model)
+    average.n_averaged.fill_(3)
+    old = model[0].weight.clone()
+    FUNCTIONS[name](model, averages=average)
+    assert not torch.equal(model[0].weight, old) and average.n_averaged == 0
+    assert all(map(torch.equal, average.module.parameters(), model.parameters()))
+
+
+@pytest.mark.parametrize("name", PLAIN)
 def test_an_optimizer_of_another_library_is_served(name):
     model = network()
     foreign = Foreign(model.parameters())
