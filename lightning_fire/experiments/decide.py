@@ -4,7 +4,6 @@ import copy
 import csv
 import gc
 import hashlib
-import inspect
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.earlier_training import EarlierTraining, digest_of, read_earlier_training
 from lightning_fire.experiments.decision import Decision, decision_of
 from lightning_fire.experiments.runs import at_work_in
+from lightning_fire.experiments.source_of import source_of
 from lightning_fire.experiments.tables import aligned, difference_cell, with_spread
 from lightning_fire.methods import FIRE, Change, EventMethod, Loop, initial_values
 from lightning_fire.methods.base.averages import followers
@@ -158,7 +158,7 @@ def decide(
     `vanilla` continues from the checkpoint, `scratch` trains a new model, and each method changes the old weights
     once, before training begins. All are trained with the same seeds, one run after another in this process. Python's,
     NumPy's and torch's generators are seeded before each run. Finished runs are kept in `output`, and are not run again
-    with the same checkpoint, method and source of `train`; with other data, give another folder.
+    with the same checkpoint, method and `source_of` `train`; with other data, give another folder.
 
     Args:
         train: Function of a seed and a `Start` that makes a new model, calls `start(model)`, trains the model on new
@@ -199,30 +199,29 @@ def decide(
     if worth is not None and not 0 < worth < float("inf"):
         raise ValueError(f"`worth` must be a positive number, got {worth!r}")
     named, output = _named(methods), Path(output)
-    earlier, common = read_earlier_training(checkpoint), f"{digest_of(checkpoint)}\n{_source(train)}"
+    earlier, common = read_earlier_training(checkpoint), f"{digest_of(checkpoint)}\n{source_of(train)}"
     settings = {
-        name: hashlib.sha256(f"{common}\n{_shown(method)}".encode()).hexdigest() for name, method in named.items()
+        name: hashlib.sha256(f"{common}\n{source_of(method)}".encode()).hexdigest() for name, method in named.items()
     }
+    asked = [(name, seed, settings[name]) for seed in every for name in named]
     with at_work_in(output), _same_random_states_after():
         rows = _read(output / _RESULTS)
-        done = {run: row for run, row in rows.items() if row["settings"] == settings.get(run[0]) and run[1] in every}
+        done, others = [run for run in asked if run in rows], sum(run[2] not in settings.values() for run in rows)
         if done:
-            print(
-                f"{len(done)} of {len(named) * len(every)} runs had finished: remove {output} if the data has changed"
-            )
-        for seed in every:
-            for name, method in named.items():
-                if (name, seed) in done:
-                    continue
-                start = Start(name, seed, copy.deepcopy(method), earlier)
+            print(f"{len(done)} of {len(asked)} runs had finished: remove {output} if the data has changed")
+        elif others:
+            print(f"{output} also keeps {others} runs of another checkpoint, method or `train`, or of what that uses")
+        for run in asked:
+            if run not in rows:
+                name, seed, _ = run
+                start = Start(name, seed, copy.deepcopy(named[name]), earlier)
                 began = time.perf_counter()
                 value = _trained(train, start)
-                row = dict(zip(_COLUMNS, (name, seed, value, time.perf_counter() - began, settings[name]), strict=True))
-                rows[name, seed] = done[name, seed] = row
+                rows[run] = dict(zip(_COLUMNS, (name, seed, value, time.perf_counter() - began, run[2]), strict=True))
                 _write(output / _RESULTS, rows.values())
-                print(f"{name} seed {seed}: {value:.4g} ({row['seconds']:.1f} s){start.acted}")
+                print(f"{name} seed {seed}: {value:.4g} ({rows[run]['seconds']:.1f} s){start.acted}")
     values, seconds = (
-        {name: {seed: float(done[name, seed][column]) for seed in every} for name in named}
+        {name: {seed: float(rows[name, seed, settings[name]][column]) for seed in every} for name in named}
         for column in ("value", "seconds")
     )
     found = DecisionRuns(values, seconds, decision_of(values, metric, mode, worth=worth))
@@ -285,28 +284,14 @@ def _same_random_states_after() -> Iterator[None]:
             np.random.set_state(numpy)
 
 
-def _source(train: Callable[..., Any]) -> str:
-    """Return the source of a function, or else its name."""
-    try:
-        return inspect.getsource(train)
-    except (TypeError, OSError):  # of a partial, or typed at a prompt
-        return getattr(train, "__qualname__", type(train).__qualname__)
-
-
-def _shown(method: Any) -> str:
-    """Return the settings of a method, without addresses in memory."""
-    shown = repr(method)
-    return type(method).__qualname__ if " at 0x" in shown else shown
-
-
-def _read(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+def _read(path: Path) -> dict[tuple[str, int, str], dict[str, Any]]:
     if not path.is_file():
         return {}
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     if any(set(row) != set(_COLUMNS) for row in rows):
         raise ValueError(f"{path} is not of an earlier call: choose another `output`")
-    return {(row["method"], int(row["seed"])): row for row in rows}
+    return {(row["method"], int(row["seed"]), row["settings"]): row for row in rows}
 
 
 def _write(path: Path, rows: Any) -> None:

@@ -100,22 +100,43 @@ def test_finished_runs_are_not_run_again(old, capsys):
     assert trained.runs == [("vanilla", 0), ("scratch", 0), ("fire", 0)]  # another checkpoint
 
 
-def test_an_interrupted_call_continues(old):
-    class Interrupted(Trained):
-        def __call__(self, seed, start):
-            if (start.name, seed) == ("scratch", 1):
-                raise KeyboardInterrupt
-            return super().__call__(seed, start)
+def test_an_interrupted_call_continues(old, monkeypatch):
+    def interrupt(start):
+        if (start.name, start.seed) == ("scratch", 1):
+            raise KeyboardInterrupt
 
-    Interrupted.__qualname__ = "Trained"
-    with pytest.raises(KeyboardInterrupt):
-        decide(Interrupted(), "old.pt", seeds=2)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Start, "require_used", interrupt)
+        decide(Trained(), "old.pt", seeds=2)
     trained = Trained()
     found = decide(trained, "old.pt", seeds=2)
     assert trained.runs == [("scratch", 1), ("fire", 1)]
     with open("runs/decide/results.csv") as file:
         rows = {(row["method"], int(row["seed"])): float(row["value"]) for row in csv.DictReader(file)}
     assert rows == {(name, seed): value for name, of in found.values.items() for seed, value in of.items()}
+
+
+OPTIONS = {"bonus": 0.0}
+
+
+def with_options(trained, seed, start):
+    return trained(seed, start) + OPTIONS["bonus"]
+
+
+def test_another_question_in_the_same_folder_leaves_the_runs_of_the_first(old, capsys, monkeypatch):
+    """Another option of what `train` uses, or another checkpoint: the first one's runs are found again."""
+    decide(partial(with_options, Trained()), "old.pt", seeds=2)
+    with monkeypatch.context() as changed:
+        changed.setitem(OPTIONS, "bonus", 0.5)
+        found = decide(partial(with_options, trained := Trained()), "old.pt", seeds=2)
+    assert len(trained.runs) == 6 and found.values["fire"] == {0: 1.5, 1: 2.5}
+    assert "runs/decide also keeps 6 runs of another checkpoint, method or `train`, or of" in capsys.readouterr().out
+    torch.save(network().state_dict(), "other.pt")
+    decide(partial(with_options, trained := Trained()), "other.pt", seeds=1)
+    assert len(trained.runs) == 3
+    found = decide(partial(with_options, trained := Trained()), "old.pt", seeds=2)
+    assert trained.runs == [] and found.values["fire"] == {0: 1.0, 1: 2.0}
+    assert "6 of 6 runs had finished: remove runs/decide if the data has changed" in capsys.readouterr().out
 
 
 def test_the_table_and_the_paragraph_pair_the_seeds(old, capsys):
@@ -264,12 +285,6 @@ def test_a_missing_checkpoint_and_a_foreign_folder_are_errors(old, tmp_path):
     (tmp_path / "results.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"results\.csv is not of an earlier call: choose another `output`"):
         decide(Trained(), "old.pt", output=tmp_path)
-
-
-def test_a_partial_has_no_source_and_is_known_by_its_name(old):
-    decide(partial(Trained.__call__, Trained()), "old.pt", seeds=1)
-    decide(partial(Trained.__call__, trained := Trained()), "old.pt", seeds=1)
-    assert trained.runs == []
 
 
 def test_a_start_is_told_its_seed_and_name(old):

@@ -1,0 +1,100 @@
+"""Source of a function with all that it uses, so that a change of any of it is seen."""
+
+import inspect
+import re
+import sysconfig
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+_INSTALLED = Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1]
+_WRAPPERS = partial, MethodType, property, staticmethod, classmethod, type(cache(len))
+_HIDING: Any = object.__repr__  # shows no attributes
+_INSIDE = "func", "args", "keywords", "fget", "__func__", "__self__", "__wrapped__"
+
+
+def source_of(thing: Any) -> str:
+    """Return the source of a function, and of the functions and classes that it uses, with the values that these name.
+
+    What is installed, such as torch, is known by its name alone; data, which is all that has a `shape`, by its shape.
+
+    Args:
+        thing: Anything that can be called, such as a function, a partial or a method, or a value.
+
+    Example:
+        >>> width = 8
+        >>> def build():
+        ...     return width + 1
+        >>> print(source_of(lambda: build()).splitlines()[-1])
+        width = 8
+    """
+    waiting, seen, told = [("", thing)], dict[tuple[str, int], Any](), list[str]()
+    while waiting:
+        name, value = waiting.pop(0)
+        if (name, id(value)) not in seen:
+            seen[name, id(value)] = value  # kept alive, so that nothing else has its id
+            told.append(_source(value) if _is_own(value) else f"{name} = {_shown(value)}")
+            waiting += _used_by(value)
+    return "\n".join(told)
+
+
+def _used_by(value: Any) -> Iterator[tuple[str, Any]]:
+    """Go through what a function, class or object uses, by name."""
+    if isinstance(value, _WRAPPERS):
+        yield from ((name, getattr(value, name)) for name in _INSIDE if hasattr(value, name))
+    elif isinstance(value, type):
+        yield from (("base", base) for base in value.__bases__ if _is_own(value))
+        members = vars(value).items() if _is_own(value) else ()
+        yield from ((name, one) for name, one in members if callable(one) or not name.startswith("__"))
+    elif isinstance(value, FunctionType) and _is_own(value):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        yield from ((name, cell.cell_contents) for name, cell in cells if cell != CellType())
+        yield from (("default", one) for one in (value.__defaults__, value.__kwdefaults__))
+        scopes = [value.__globals__]
+        for name in _names(value.__code__):
+            for found in [scope[name] for scope in scopes if name in scope]:
+                if not isinstance(found, ModuleType):
+                    yield name, found
+                elif _is_own(found) and not any(vars(found) is scope for scope in scopes):
+                    scopes.append(vars(found))
+    elif isinstance(value, dict | list | tuple):
+        yield from (("item", one) for one in (value.values() if isinstance(value, dict) else value) if callable(one))
+    elif _is_own(type(value)):
+        yield "class", type(value)
+        yield from vars(value).items() if type(value).__repr__ is _HIDING else ()
+
+
+def _is_own(thing: Any) -> bool:
+    """Return whether it is a function, class or module that is neither built in nor of an installed package."""
+    try:
+        file = Path(inspect.getfile(thing)) if isinstance(thing, FunctionType | type | ModuleType) else _INSTALLED[0]
+    except (TypeError, OSError) as error:  # OSError: a class that is typed at a prompt
+        return isinstance(error, OSError)
+    installed = {"site-packages", "dist-packages"} & set(file.parts)
+    return not installed and not any(file.is_relative_to(folder) for folder in _INSTALLED)
+
+
+def _source(thing: Any) -> str:
+    """Return the source of a function or class; of one that is typed at a prompt its code, or else its name."""
+    code = getattr(thing, "__code__", None)
+    try:
+        return inspect.getsource(code or thing)
+    except (TypeError, OSError):
+        return f"{thing.__qualname__} {code.co_code.hex() + _shown(code.co_consts) if code else ''}"
+
+
+def _names(code: CodeType) -> list[str]:
+    """Return the names of globals and attributes in code and in functions inside of it."""
+    return [*code.co_names, *(name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one))]
+
+
+def _shown(value: Any) -> str:
+    """Return the `repr` of a value, without addresses in memory; of data the kind and the shape."""
+    if hasattr(value, "shape"):
+        return f"{type(value).__qualname__} of shape {value.shape}"
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        parts = [*map(_shown, value.items() if isinstance(value, dict) else value)]
+        return str(sorted(parts) if isinstance(value, set | frozenset) else parts)
+    return re.sub(" at 0x[0-9a-f]+", "", repr(value))

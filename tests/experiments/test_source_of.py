@@ -1,0 +1,187 @@
+"""The source of a function sees a change of whatever it uses, and is the same in another process."""
+
+import functools
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lightning_fire.experiments.source_of import source_of
+
+SCRIPT = """
+import functools
+from dataclasses import dataclass
+
+import numpy
+
+import mine_of_source
+
+options = {"lr": 0.1, "names": {"a", "b", "c"}}
+size = mine_of_source.SIZE
+data = numpy.zeros(3)
+batches = 4
+
+
+@dataclass
+class Config:
+    depth: int = 2
+
+    def layers(self):
+        return layer() * self.depth
+
+
+class Plain:
+    def __init__(self):
+        self.momentum = 0.9
+
+
+config, plain, builders = Config(), Plain(), {"net": lambda: head()}
+
+
+def head():
+    return 1
+
+
+def layer():
+    return 16
+
+
+@functools.cache
+def cached():
+    return 5
+
+
+def default(width=size):
+    return width
+
+
+def rate():
+    return [options["lr"] for _ in range(batches)]
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def outer():
+        return function()
+
+    return outer
+
+
+@decorated
+def fit():
+    return rate(), config.layers(), plain.momentum, builders["net"](), cached(), default(), data.sum()
+
+
+def unused():
+    return 0
+
+
+def train(seed, start):
+    return fit(), mine_of_source.build()
+"""
+MINE = "SIZE = 3\n\n\ndef build():\n    return 'built', SIZE\n"
+
+
+def run(folder, script=SCRIPT, mine=MINE):
+    (folder / "script.py").write_text(script)
+    (folder / "mine_of_source.py").write_text(mine)
+    for name in ("script", "mine_of_source"):
+        sys.modules.pop(name, None)
+    import script as module
+
+    return module
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield tmp_path
+    for name in ("script", "mine_of_source"):
+        sys.modules.pop(name, None)
+
+
+CHANGES = [
+    ('"lr": 0.1', '"lr": 0.2'),
+    ('"a", "b"', '"a", "d"'),
+    ("zeros(3)", "zeros(4)"),
+    ("batches = 4", "batches = 5"),
+    ("depth: int = 2", "depth: int = 3"),
+    ("Config()", "Config(depth=5)"),
+    ("return layer() * self", "return 2 * layer() * self"),
+    ("self.momentum = 0.9", "self.momentum = 0.8"),
+    ("return 1\n", "return 2\n"),
+    ("return 16", "return 17"),
+    ("return 5", "return 6"),
+    ("return function()", "return function() or 1"),
+    ("return fit(), ", "return fit(), 1, "),
+]
+
+
+@pytest.mark.parametrize(("old", "new"), CHANGES, ids=[old for old, _ in CHANGES])
+def test_a_change_of_what_is_used_is_seen(folder, old, new):
+    before = source_of(run(folder).train)
+    assert SCRIPT.count(old) == 1 and source_of(run(folder, SCRIPT.replace(old, new)).train) != before
+
+
+@pytest.mark.parametrize(("old", "new"), [("SIZE = 3", "SIZE = 4"), ("'built'", "'made'")])
+def test_a_change_in_a_file_beside_it_is_seen(folder, old, new):
+    before = source_of(run(folder).train)
+    assert source_of(run(folder, mine=MINE.replace(old, new)).train) != before
+
+
+def test_a_change_of_what_is_not_used_is_none(folder):
+    before = source_of(run(folder).train)
+    assert source_of(run(folder, SCRIPT.replace("return 0\n", "return 7\n") + "\n\nmore = 1\n").train) == before
+
+
+def test_it_is_the_same_in_another_process(folder):
+    before = source_of(run(folder).train)
+    code = "import script; from lightning_fire.experiments.source_of import source_of; print(source_of(script.train))"
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}  # the order of sets
+    words = [sys.executable, "-c", code]
+    found = subprocess.run(words, capture_output=True, text=True, cwd=folder, env=environment)
+    assert found.stdout == f"{before}\n"
+
+
+def test_functions_inside_of_functions_partials_and_methods():
+    def made(lr, depth):
+        def build():
+            return depth
+
+        class Trainer:
+            def fit(self, rate):
+                return build(), rate
+
+        return lambda seed: (build(), lr), functools.partial(Trainer.fit, rate=lr), Trainer().fit
+
+    for one, other, equal in zip(made(0.1, 2), made(0.1, 3), made(0.1, 2), strict=True):
+        assert source_of(one) == source_of(equal) != source_of(other)
+    assert source_of(made(0.1, 2)[1]) != source_of(made(0.2, 2)[1])
+
+
+def test_code_without_source_is_known_by_its_code():
+    found = [{}, {}, {}]
+    for names, code in zip(found, ("1", "2", "1"), strict=True):
+        exec(f"def train(): return {code}", names)
+    one, two, again = (source_of(names["train"]) for names in found)
+    assert one == again != two
+
+
+def test_a_name_that_is_not_yet_assigned_is_left_out():
+    def train():
+        return found
+
+    assert source_of(train).startswith("    def train")
+    found = 1
+    assert "found = 1" in source_of(train)
+
+
+def test_what_refers_to_itself_ends():
+    class Node:
+        pass
+
+    node = Node()
+    node.next = node
+    assert "class Node" in source_of(lambda: node)
