@@ -82,8 +82,10 @@ class EarlierTraining:
             The reason why no optimizer has been changed; empty if all have.
         """
         states = self.optimizer_states
+        if not states:
+            return f"{self.name} holds none"
         if len(states) != len(optimizers):
-            return f"{self.name} holds the state of {len(states)} optimizers, and there are {len(optimizers)}"
+            return f"{self.name} holds the state of {len(states)} optimizers, not of {len(optimizers)}"
         new = []
         for optimizer, state in zip(optimizers, states, strict=True):
             groups, own = state.get("param_groups", ()), optimizer.state_dict()

@@ -82,7 +82,7 @@ class Start:
             Change({copy: new for copy, new in copies.items() if copy not in stored}, then=count_again).make()
             reason = self._earlier.load_optimizer_states(training.optimizers) if training.optimizers else ""
             if reason and self.name == VANILLA:  # the same with every method
-                print(f"{self.name} seed {self.seed}: the optimizers begin anew: {reason}")
+                print(f"Each choice begins with a new optimizer: {reason}.")
             if isinstance(self._method, EventMethod):
                 self._change(model, training)
         return model
@@ -121,7 +121,7 @@ class DecisionRuns:
 
     def table(self) -> str:
         """Return a table: mean ± standard deviation (n - 1) over the seeds, paired differences to `vanilla`, time."""
-        rows = [["method", "seeds", "mean", f"minus {VANILLA} (95 %)", "seconds"]]
+        rows = [["method", "seeds", "mean", f"minus {VANILLA} (95 %, this pair alone)", "seconds"]]
         for method, of in self.values.items():
             minus, seconds = difference_cell(of, self.values[VANILLA]), list(self.seconds[method].values())
             rows.append([method, str(len(of)), with_spread(list(of.values())), minus, f"{np.mean(seconds):.1f}"])
@@ -139,8 +139,16 @@ class DecisionRuns:
             " run, and the intervals are too narrow."
         )
 
+    @property
+    def names(self) -> str:
+        """A sentence if the method to take now is not the `choice`; otherwise empty."""
+        choice, leading = self.decision.choice, self.decision.leading
+        if choice == leading:
+            return ""
+        return f"decision.choice stays {choice!r} until a gain is shown; decision.leading is {leading!r}."
+
     def __str__(self) -> str:
-        return "\n\n".join(filter(None, [self.table(), self.doubt, self.decision.text]))
+        return "\n\n".join(filter(None, [self.table(), self.doubt, self.decision.text, self.names]))
 
 
 def decide(

@@ -6,7 +6,15 @@ from itertools import combinations
 
 import numpy as np
 
-from lightning_fire.experiments.statistics import difference, half_width, holm_levels, p_value, seeds_for, spread_of
+from lightning_fire.experiments.statistics import (
+    ROUNDING,
+    difference,
+    half_width,
+    holm_levels,
+    p_value,
+    seeds_for,
+    spread_of,
+)
 from lightning_fire.experiments.tables import mean, number, when_reached
 from lightning_fire.recipe.recipe import VANILLA
 
@@ -49,8 +57,7 @@ class Difference:
 
     def more_seeds(self, worth: float) -> float:
         """Return after how many further seeds a difference of `worth` would be decided; Inf above 10,000."""
-        needed = seeds_for(self.spread, worth, self.level) if self.spread else 1 + np.ceil(-np.log2(self.level))
-        return max(needed - self.seeds, 1)
+        return max(seeds_for(self.spread, worth, self.level) - self.seeds, 1)
 
     def of(self, metric: str = "") -> str:
         """Format it, as "0.019 MAE (0.009 to 0.030)"."""
@@ -91,7 +98,7 @@ class Decision:
         warm_start: How much better continuing is than training anew; None: not known.
         worth: The smallest difference of the metric that matters; None: not known.
         more_seeds: Further seeds that would decide a difference of `worth` between the `best`; None: nothing is open,
-            or it cannot be said.
+            or it cannot be said, as of differences that are the same with every seed.
     """
 
     text: str
@@ -154,6 +161,7 @@ def decision_of(
     open_now = choice == continued and len(best) > 1 and first_gain and first_gain.gain >= (worth or np.inf)
     leading = by_mean[0] if open_now else choice
     undecided = [pairs[by_mean[0], m] for m in level[1:] if (by_mean[0], m) in pairs and pairs[by_mean[0], m].varies]
+    undecided = undecided if all(pair.spread for pair in undecided) else []  # more seeds of one value decide nothing
     open_ = [pair for pair in undecided if max(pair.high, -pair.low) > worth] if worth else []
     more = max((pair.more_seeds(worth) for pair in open_), default=None) if worth else None
 
@@ -171,10 +179,12 @@ def decision_of(
             by = _listed([f"{m} by {pairs[choice, m].of()}" for m in than])
             told.append(f"Best is {choice}: better than {by}.")
     elif len(best) > 1:
-        first = (
-            "the cheapest first" if len({shown[m] for m in best}) == 1 else "first those that are shown to be better"
-        )
-        told.append(f"{_listed(best)} cannot be told apart ({first}).")
+        first = "the cheapest" if costs else ""
+        if len({shown[m] for m in best}) > 1:
+            bases = [base for base in (continued, anew) if base in gains and base not in best]
+            first = f"what is shown to be better than {' or '.join(bases)}"
+        after = f", after {continued}" if continued in best else ""
+        told.append(f"{_listed(best)} cannot be told apart{f'; named first{after}: {first}' if first else ''}.")
         if worth and undecided:
             told.append(_what_is_open(open_, worth))
     elif not best:
@@ -209,6 +219,7 @@ def paired_differences(gains: Mapping[str, Mapping[int, float]]) -> dict[tuple[s
     for ((one, other), of), p, level in zip(each.items(), p_values, holm_levels(p_values, LEVEL), strict=True):
         spread = spread_of(of)
         gain, *ends = difference(gains[one], gains[other], level)
+        gain = gain if spread or abs(gain) > ROUNDING else 0.0
         low, high = ends if spread else (gain, gain)
         found[one, other] = Difference(gain, low, high, spread, len(of), level, p <= level)
         found[other, one] = found[one, other].reversed()
@@ -251,7 +262,7 @@ def _expense(cost: Cost) -> tuple[float, float]:
 
 def _worth(gains: Mapping[str, Mapping[int, float]], best: Difference | None) -> float | None:
     """Return the smallest difference that matters, see `decision_of`; None if no method has two seeds."""
-    spreads = [np.std([*of.values()], ddof=1) for of in gains.values() if len(of) > 1]
+    spreads = [spread_of(np.array([*of.values()])) for of in gains.values() if len(of) > 1]
     return max(float(np.median(spreads)) / 2, best.gain / 10 if best else 0.0) if spreads else None
 
 

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+ROUNDING = 1e-12  # differences up to it are none
+
 
 def difference(
     values: Mapping[int, float], reference: Mapping[int, float], level: float = 0.05
@@ -30,7 +32,7 @@ def difference(
 def spread_of(differences: np.ndarray) -> float:
     """Return the standard deviation (n - 1) of differences; 0 if they are equal up to rounding, as of float32 logs."""
     spread = float(differences.std(ddof=1))
-    return 0.0 if spread <= max(1e-5 * abs(differences.mean()), 1e-12) else spread
+    return 0.0 if spread <= max(1e-5 * abs(differences.mean()), ROUNDING) else spread
 
 
 def p_value(differences: np.ndarray) -> float:
@@ -47,7 +49,7 @@ def p_value(differences: np.ndarray) -> float:
 
     middle, spread, seeds = abs(differences.mean()), spread_of(differences), len(differences)
     if spread == 0:
-        return 2.0 ** (1 - seeds) if middle > 1e-12 else 1.0
+        return 2.0 ** (1 - seeds) if middle > ROUNDING else 1.0
     return float(2 * stdtr(seeds - 1, -middle / spread * np.sqrt(seeds)))
 
 

@@ -109,7 +109,8 @@ def test_optimizers_continue_with_their_state_at_their_own_rate():
 @pytest.mark.parametrize(
     ("states", "reason"),
     [
-        (lambda: [], "holds the state of 0 optimizers, and there are 1"),
+        (lambda: [], "old holds none"),
+        (lambda: 2 * [trained(torch.optim.Adam)[1].state_dict()], "old holds the state of 2 optimizers, not of 1"),
         (
             lambda: [trained(torch.optim.SGD, lr=0.1)[1].state_dict()],
             "another kind of optimizer than Adam, without betas",

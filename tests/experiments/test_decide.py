@@ -147,6 +147,13 @@ def test_the_table_and_the_paragraph_pair_the_seeds(old, capsys):
     assert str(found) in capsys.readouterr().out
     assert found.decision.choice == "vanilla" and found.decision.best == ["vanilla", "scratch"]  # fire is worse by 1
     assert found.decision.text in str(found) and found.decision.warm_start.gain == 0
+    assert "minus vanilla (95 %, this pair alone)" in found.table() and found.names == ""
+
+
+def test_choice_and_leading_are_named_where_they_differ(old):
+    found = decide(Trained(), "old.pt", seeds=3)  # of three equal gains none is shown
+    assert (found.decision.choice, found.decision.leading) == ("vanilla", "fire")
+    assert str(found).endswith("\n\ndecision.choice stays 'vanilla' until a gain is shown; decision.leading is 'fire'.")
 
 
 def test_seeds_that_train_does_not_follow_are_said_to_be_one_run(old, capsys):
@@ -159,6 +166,7 @@ def test_seeds_that_train_does_not_follow_are_said_to_be_one_run(old, capsys):
     assert "vanilla has the same value with every seed. Unless" in str(decide(train, "old.pt", seeds=3))
     out = capsys.readouterr().out
     assert "fire seed 0: 0.52 (" in out and "; norm × 1.8; 2 of 2 weight matrices, preset cnn" in out
+    assert "more seed" not in out
     assert decide(train, "old.pt", seeds=1).doubt == ""
     assert decide(Trained(), "old.pt", seeds=2).doubt == ""
 
@@ -178,8 +186,8 @@ def test_optimizers_continue_with_their_state_except_of_changed_weights(old, cap
     decide(train, "old.pt", seeds=1)
     assert states == {"vanilla": [True] * 4, "scratch": [False] * 4, "fire": [False, True, False, True]}
     out = capsys.readouterr().out
-    assert "vanilla seed 0: the optimizers begin anew: old.pt is of another kind" in out
-    assert out.count("begin anew") == 1  # and not again with each method
+    assert "Each choice begins with a new optimizer: old.pt is of another kind" in out
+    assert out.count("a new optimizer") == 1  # and not again with each method
 
 
 def test_averages_begin_from_the_loaded_weights(old):
