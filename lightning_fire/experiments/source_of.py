@@ -6,6 +6,7 @@ import sysconfig
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
+from tokenize import TokenError
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -81,7 +82,7 @@ def _source(thing: Any) -> str:
     code = getattr(thing, "__code__", None)
     try:
         return inspect.getsource(code or thing)
-    except (TypeError, OSError):
+    except (TypeError, OSError, SyntaxError, TokenError):  # the last two: the file is another one by now
         return f"{thing.__qualname__} {code.co_code.hex() + _shown(code.co_consts) if code else ''}"
 
 

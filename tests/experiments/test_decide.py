@@ -23,6 +23,8 @@ from lightning_fire import (
     ReDo,
     ShrinkAndPerturb,
     decide,
+    initial_values,
+    shrink_and_perturb_,
     wrap_heads,
 )
 from lightning_fire.experiments.decide import Start
@@ -63,7 +65,7 @@ class Trained:
 
 def test_each_choice_begins_with_the_weights_it_says(old):
     trained = Trained()
-    decide(trained, "old.pt", [FIRE(), FullReset()], seeds=[5])
+    decide(trained, "old.pt", [FIRE(), FullReset(), ShrinkAndPerturb(0.5)], seeds=[5])
     assert_same_weights(trained.models["vanilla", 5], old)
     by_hand = network()
     by_hand.load_state_dict(old.state_dict())
@@ -73,6 +75,8 @@ def test_each_choice_begins_with_the_weights_it_says(old):
     new = network()
     for name in ("scratch", "full_reset"):  # to the initial values of the new model
         assert_same_weights(trained.models[name, 5], new)
+    shrink_and_perturb_(old, initial_values(new), 0.5)  # as docs/decide.md says
+    assert_same_weights(trained.models["shrink_and_perturb", 5], old)
 
 
 def test_all_choices_of_a_seed_draw_the_same_afterwards(old):

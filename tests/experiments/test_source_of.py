@@ -161,10 +161,14 @@ def test_functions_inside_of_functions_partials_and_methods():
     assert source_of(made(0.1, 2)[1]) != source_of(made(0.2, 2)[1])
 
 
-def test_code_without_source_is_known_by_its_code():
-    found = [{}, {}, {}]
+@pytest.mark.parametrize("text", [None, '"""', "(", "  def", "def other(:", ""])
+def test_code_without_source_is_known_by_its_code(text, tmp_path):
+    """Typed at a prompt, or of a file that is another one by now."""
+    found, path = [{}, {}, {}], tmp_path / "written.py"
+    if text is not None:
+        path.write_text(f"{text}\n")
     for names, code in zip(found, ("1", "2", "1"), strict=True):
-        exec(f"def train(): return {code}", names)
+        exec(compile(f"\n\n\ndef train(): return {code}", path, "exec"), names)
     one, two, again = (source_of(names["train"]) for names in found)
     assert one == again != two
 
