@@ -41,7 +41,7 @@ def new(seed):
 
 def train(seed, start):
     forecaster = NeuralForecast([start(new(seed))], "ME")
-    forecasts = forecaster.cross_validation(series, n_windows=None, test_size=len(series) // 5, step_size=1)
+    forecasts = forecaster.cross_validation(series, n_windows=None, test_size=series["ds"].nunique() // 5, step_size=1)
     return (forecasts["y"] - forecasts["NHITS"]).abs().mean()
 
 
@@ -49,7 +49,8 @@ methods = {"fire": FIRE(), "fire_procrustes": FIRE(scale="procrustes"), "shrink_
 for name in sys.argv[2:]:
     series = SERIES[name]
     first = NeuralForecast([new(0)], "ME")
-    first.fit(series[: len(series) * 6 // 10])
+    months = series["ds"].unique()  # of several series in one frame, too
+    first.fit(series[series["ds"].isin(months[: len(months) * 6 // 10])])
     first.save(str(FOLDER / name), overwrite=True, save_dataset=False)
     options = {"seeds": 5, "mode": "min", "metric": f"MAE of {name}", "output": FOLDER / f"{name}_results"}
     decide(train, FOLDER / name / "NHITS_0.safetensors", methods, **options)
