@@ -1,9 +1,10 @@
-"""Every access to private attributes of torch, and of Keras on it, in one file.
+"""Every access to private attributes of torch, of Keras on it, and of tqdm, in one file.
 
 Tested with torch 2.6 to 2.15 and Keras 3.15: new releases are checked against this file.
 """
 
 import copy
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,14 @@ def copy_of_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     copied = copy.copy(loader)
     copied._iterator = None
     return copied
+
+
+def shows_a_bar() -> bool:
+    """Return whether tqdm shows a progress bar on the screen."""
+    from tqdm import tqdm  # shares its bars with all classes made from it
+
+    screens = sys.stderr, sys.stdout
+    return any(not getattr(bar, "disable", True) and bar.fp in screens for bar in list(tqdm._instances))
 
 
 def attributes_of(thing: object) -> list[Mapping[str, Any]]:

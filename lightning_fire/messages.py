@@ -1,17 +1,31 @@
 """The logger `lightning_fire`, which shows what the methods do in a training."""
 
 import logging
+import sys
 import weakref
 from collections.abc import Callable
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 
+from lightning_fire._private import shows_a_bar
 from lightning_fire.distributed import show_warning
+
+
+class _BesideBars(logging.StreamHandler):
+    """Writes to `sys.stderr` as it is now, and begins a new line where tqdm shows a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr  # rich puts another stream there while it shows a bar
+        super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return "\n" * shows_a_bar() + super().format(record)
+
 
 logger = logging.getLogger("lightning_fire")
 logger.setLevel(logging.INFO)
 if not logging.getLogger().hasHandlers():  # as Lightning's own: shown, unless the program configures logging
-    logger.addHandler(logging.StreamHandler())
+    logger.addHandler(_BesideBars())
     logger.propagate = False
 
 

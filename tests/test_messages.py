@@ -1,5 +1,7 @@
 """Warnings are shown for each model and each training, under the filter with which Python shows a line once."""
 
+import io
+import sys
 import warnings
 from pathlib import Path
 
@@ -7,8 +9,9 @@ import pytest
 import torch
 from small_training import GrowingData, PlainModule, trainer
 from torch import nn
+from tqdm import tqdm
 
-from lightning_fire import FIRECallback, WhenMetric, fire_, methods
+from lightning_fire import FIRECallback, WhenMetric, fire_, messages, methods
 from lightning_fire.messages import rank_zero_warn
 
 
@@ -60,3 +63,19 @@ def test_a_warning_is_shown_where_it_is_raised_and_can_be_an_error(caught):
     warnings.simplefilter("error")
     with pytest.raises(UserWarning, match="look"):
         rank_zero_warn("look")
+
+
+@pytest.mark.parametrize("stream", ["stderr", "stdout"])  # of the Trainer of Hugging Face; of Lightning
+def test_a_message_begins_a_new_line_where_a_progress_bar_is_shown(monkeypatch, stream):
+    screen = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(messages.logger, "handlers", [messages._BesideBars()])
+    messages.inform("before")
+    with tqdm(range(2), file=getattr(sys, stream)), tqdm(range(2), disable=True):
+        messages.inform("beside")
+        messages.inform("again")
+    messages.inform("after")
+    lines = screen.getvalue().split("\n")
+    assert lines[0] == "before" and lines[-2:] == ["after", ""]
+    assert "0/2" in lines[1] and lines[2] == "beside" and "again" in lines and "" not in lines[:2]
