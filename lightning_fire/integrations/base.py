@@ -155,10 +155,11 @@ class Adapter(Training):
         change = replace(planned(self.method, self.model, self), left_out=())  # `begin` has said what it is
         copied = [tensor for _, target in copies for tensor in (*target.parameters(), *target.buffers())]
         report = change.followed_by(finish, guard=partial(same_tensors_after_error, copied)).apply()
-        say(f"{self.name} acted at {time} ({report})")
         values = {f"{self.name}/event": float(number), **report.keyed(self.name, layers=False)}
         if values.get(f"{self.name}/sfe") == 0:
-            logger.warning(no_change(self.title, self._initial is not None))
+            logger.warning("%s at %s: %s", self.name, time, no_change(self.title, self._initial is not None))
+        else:
+            say(f"{self.name} acted at {time} ({report})")
         return values
 
     def metrics(self) -> dict[str, float]:

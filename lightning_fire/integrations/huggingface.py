@@ -164,7 +164,7 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
             say(
                 f"{name}: this data is the first. Data is new in a later train() with this callback, or in one that"
                 " resumes from the last checkpoint of this training. If the model was trained before on other data,"
-                " give when=AtNewData(skip_first=False)."
+                " give when=AtNewData(skip_first=False). Nothing was changed."
             )
 
     def _keep(self, state: TrainerState, optimizer: Any) -> None:

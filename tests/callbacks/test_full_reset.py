@@ -157,12 +157,14 @@ def test_a_checkpoint_that_lacks_initial_values_continues_with_those_of_the_cons
 
 
 @pytest.mark.parametrize("method", [FullReset, ShrinkAndPerturb])
-def test_warns_of_an_event_that_changes_nothing(method):
+def test_warns_of_an_event_that_changes_nothing(method, caplog):
     """As in a process that starts from loaded weights: these are its initial values."""
     when = AtNewData(skip_first=False)
     with pytest.warns(UserWarning, match=rf"{method.__name__} has changed no weight: .* use fresh_seed=0"):
         fitted(PlasticityCallback(method(), when), data=PlainData(), max_epochs=1)
+    assert " acted " not in caplog.text
     fitted(PlasticityCallback(method(fresh_seed=0), when), data=PlainData(), max_epochs=1)  # warnings are errors
+    assert f"{method.__name__} acted at epoch 0, step 0" in caplog.text
 
 
 def test_monitor_logs_dfi_every_epoch_and_the_chunk(tmp_path):

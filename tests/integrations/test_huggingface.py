@@ -309,8 +309,11 @@ def test_an_event_that_changes_nothing_is_named(tmp_path, caplog):
     for fresh_seed, count in ((None, 1), (0, 0)):
         caplog.clear()
         callback = PlasticityCallback(FullReset(fresh_seed=fresh_seed), AtNewData(skip_first=False))
-        trainer(tmp_path, callback, model=net()).train()
-        assert caplog.text.count("FullReset has changed no weight: they are the initial values") == count
+        with caplog.at_level(logging.INFO):
+            trainer(tmp_path, callback, model=net()).train()
+        nothing = "full_reset at epoch 0, step 0: FullReset has changed no weight: they are the initial values"
+        assert caplog.text.count(nothing) == count
+        assert caplog.text.count("full_reset acted at epoch 0, step 0") == 1 - count
 
 
 def test_a_checkpoint_without_its_state_is_named(tmp_path, caplog):

@@ -215,13 +215,14 @@ class EventCallback(MethodCallback):
         sentence = (
             f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name, self._ending)}"
         )
-        inform(sentence)
+        if values.get(f"{self.name}/sfe") == 0:
+            tell_once(trainer, no_change(name, self.initial is not None), rank_zero_warn)
+        else:
+            inform(sentence)
         if self._makes_another_network:
             if others:
                 inform(f"with it {', '.join(others)}")
             self._rate = RateAfterEvent(trainer, name, clock.epoch, clock.step)
-        if values.get(f"{self.name}/sfe") == 0:
-            tell_once(trainer, no_change(name, self.initial is not None), rank_zero_warn)
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
         mark_event(trainer, self.name, values, sentence)
 
