@@ -1,14 +1,26 @@
-"""The error of a method or a callback that is given to another library as a callback of it."""
+"""The error of a method or a callback that is given to another library, or arguments of another library's callback."""
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 _LIGHTNING = "Lightning", ""
+_HUGGING_FACE = "the Trainer of Hugging Face", ".integrations.huggingface"
+_STABLE_BASELINES3 = "Stable-Baselines3", ".integrations.stable_baselines3"
 # what a library asks a callback for first, or last
 _ASKED = {
     "setup": _LIGHTNING,
     "on_exception": _LIGHTNING,
-    "on_init_end": ("the Trainer of Hugging Face", ".integrations.huggingface"),
-    "__call__": ("Stable-Baselines3", ".integrations.stable_baselines3"),
+    "on_init_end": _HUGGING_FACE,
+    "__call__": _STABLE_BASELINES3,
+}
+# keywords that not every library's PlasticityCallback has, and whose has them
+_TAKEN = {
+    "start_chunk": (_LIGHTNING, _HUGGING_FACE),
+    "log": (_LIGHTNING, _HUGGING_FACE),
+    "losses": (_HUGGING_FACE,),
+    "name": (_HUGGING_FACE, _STABLE_BASELINES3),
+    "averages": (_HUGGING_FACE, _STABLE_BASELINES3),
+    "log_every": (_STABLE_BASELINES3,),
 }
 
 
@@ -24,9 +36,22 @@ class WrongLibrary(TypeError, AttributeError):
 
 
 class OfOneLibrary:
-    """Mixin: names the callback to use where another library asks for a hook of its own."""
+    """Mixin: names the callback to use where another library asks for a hook of its own, or a keyword is another's."""
 
     if not TYPE_CHECKING:  # a type checker would take any name
+
+        def __new__(cls, *_: Any, **keywords: Any) -> Any:
+            """Raise a TypeError for a keyword of another library's callback, unless a subclass takes any."""
+            if others := keywords.keys() & _TAKEN.keys():
+                own = inspect.signature(cls.__init__).parameters
+                if not any(each.kind == each.VAR_KEYWORD for each in own.values()):
+                    for keyword in sorted(others - own.keys()):
+                        places = " or ".join(
+                            f"lightning_fire{module}.PlasticityCallback, of {library}"
+                            for library, module in _TAKEN[keyword]
+                        )
+                        raise TypeError(f"{cls.__name__} takes no `{keyword}`: it is an argument of {places}")
+            return super().__new__(cls)
 
         def __getattr__(self, name: str) -> Any:
             if name in _ASKED:
