@@ -280,8 +280,12 @@ class _TrainerData(Adapter):
 
     def _given(self, loss: Tensor | None) -> Tensor:
         if loss is None:
-            raise ValueError(f"{type(self.model).__name__} returns no loss of a batch: give losses=…")
+            raise ValueError(f"{type(self.model).__name__} returns no loss of a batch: give {self._with('…')}")
         return loss
+
+    def _with(self, loss: str) -> str:
+        """Return the callback that is given losses, as it is written."""
+        return f"PlasticityCallback({self.title}(…), losses=lambda model: ({loss} for batch in …))"
 
     def _run(self, batches: int) -> Iterator[Tensor | None]:
         """Yield the loss on batches of training data, in an order that depends on the event alone."""
@@ -298,7 +302,7 @@ class _TrainerData(Adapter):
         except TypeError as error:
             raise ValueError(
                 f"{type(self.model).__name__} cannot be called with a batch of this Trainer ({error}): give"
-                " losses=lambda model: (trainer.compute_loss(model, batch) for batch in …)"
+                f" {self._with('trainer.compute_loss(model, batch)')}"
             ) from error
         return output.get("loss") if isinstance(output, dict) else output[0]
 
@@ -307,7 +311,7 @@ class _TrainerData(Adapter):
         if data is None or isinstance(data, IterableDataset):
             raise ValueError(
                 f"{self.title} needs batches, and a stream of data may be readable only once, by training: give the"
-                " losses of other batches, losses=lambda model: (model(**batch).loss for batch in …)"
+                f" losses of other batches, {self._with('model(**batch).loss')}"
             )
         order = torch.Generator("cpu").manual_seed(1_000 * self.event + self._rank)
         collate, size = self._loader.collate_fn, self._batch_size

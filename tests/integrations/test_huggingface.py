@@ -569,9 +569,8 @@ def test_batches_that_the_model_does_not_take_need_losses(method, tmp_path):
         callback = PlasticityCallback(method, EveryNSteps(5), **options)
         return trainer(tmp_path, callback, model=OfIds(), kind=LossOfTheTrainer, remove_unused_columns=False)
 
-    with pytest.raises(
-        ValueError, match=r"OfIds cannot be called with a batch .*: give losses=lambda model: \(trainer"
-    ):
+    call = rf"PlasticityCallback\({type(method).__name__}\(…\), losses=lambda model: \(trainer"
+    with pytest.raises(ValueError, match=f"OfIds cannot be called with a batch .*: give {call}"):
         training().train()
     batch = {key: torch.stack([block[key] for block in blocks()]) for key in ("input_ids", "labels")}
     own = training(losses=lambda model: (own.compute_loss(model, batch) for _ in range(8)))
