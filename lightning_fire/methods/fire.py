@@ -23,8 +23,8 @@ from lightning_fire.where import Weights, WeightView, normalized_weights
 from lightning_fire.where.selection import some
 
 ISOMETRY = 1e-4  # normalized deviation of one: rounding to bfloat16 leaves 1e-6, a missing direction of n leaves 1 / n
-LARGE = 3.0  # times; new weights of torch's layers grow by 1.7
-_ADVICE = "the old weights are small for this scale: scale='procrustes' keeps their size"
+LARGE, LARGE_IN_GPT = 3.0, 1.2  # times; new weights of torch's layers grow by 1.7 (docs/language_scale.md)
+_ADVICE = "the old weights are small for this scale: try scale='procrustes', which roughly keeps their size"
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class FIRE(EventMethod):
 
     Args:
         where: The weights to replace. Default: `Weights()`: of a causal language model every Linear weight, of other
-            transformers the query and key projections, otherwise every Linear and convolution weight.
+            transformers the query and key projections, otherwise every Linear and convolution weight, each but layers
+            with one output or one input, of which only the length would change (`Weights(vectors=True)` takes them).
         steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `exact` for the limit.
         coefficients: Of the Newton–Schulz polynomial: `cubic` (paper, Algorithm 1), `quintic` or `muon`.
         scale: `paper`: √(out / in) / kernel positions; `none`: singular values near 1; `procrustes`: the scale with the
@@ -95,7 +96,8 @@ class FIRE(EventMethod):
             change = change_weights(weights, new_weights, training.share_work, measure)
         if change.report and (zeros := change.report.zeros):
             warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}", model)
-        if change.report and (change.report.norm_ratio or 0) > LARGE:
+        large = LARGE_IN_GPT if getattr(weights, "preset", "") == "gpt" else LARGE
+        if change.report and (change.report.norm_ratio or 0) > large:
             change = replace(change, report=replace(change.report, advice=_ADVICE))
         if not training.measure:
             change = replace(change, report=Report(taken=change.report.taken if change.report else ""), weights=())
@@ -141,8 +143,8 @@ def fire_(
 def scales_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Scale]:
     """Choose a scale for each weight by what follows it, as `scale="auto"` does.
 
-    `paper` where a normalization layer comes later in the network, as it undoes the scale. `procrustes`, which keeps
-    the size of the weight, where none does.
+    `paper` where a normalization layer comes later in the network, as it undoes the scale. `procrustes`, which roughly
+    keeps the size of the weight, where none does.
 
     Args:
         model: Any module.

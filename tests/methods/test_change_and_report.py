@@ -212,9 +212,23 @@ def test_a_large_change_of_norm_is_said_with_what_to_do():
         for parameter in model.parameters():
             parameter.normal_(std=0.02)
     report = fire_(copy.deepcopy(model))
-    assert " (the old weights are small for this scale: scale='procrustes' keeps their size); 2 of 2 " in str(report)
+    advice = "the old weights are small for this scale: try scale='procrustes', which roughly keeps their size"
+    assert f" ({advice}); 2 of 2 " in str(report)
     assert report.norm_ratio > 5
     assert fire_(copy.deepcopy(model), scale="procrustes").norm_ratio < 1
+
+
+@pytest.mark.parametrize(("size", "advised"), [(1.5, True), (1.1, False)])
+def test_of_a_language_model_a_change_of_norm_counts_as_large_earlier(size, advised):
+    """Where Procrustes' scale was measured to end lower (docs/language_scale.md); of other networks this is usual."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
+    with torch.no_grad():
+        for layer in model[::2]:
+            nn.init.orthogonal_(layer.weight).div_(size)
+    for preset in ("gpt", "cnn"):
+        report = fire_(copy.deepcopy(model), Weights(preset))
+        assert report.norm_ratio == pytest.approx(size, rel=1e-3)
+        assert ("try scale='procrustes'" in str(report)) == (advised and preset == "gpt")
 
 
 @pytest.mark.parametrize("measure", [True, False])
