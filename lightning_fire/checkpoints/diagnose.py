@@ -35,9 +35,9 @@ _STDOUT = Path("-")
 _NO_CONCLUSION = """\
 The ratio follows the length of training and is larger after small initial weights, also where nothing is lost. No
 threshold of it is valid for another training: it does not show whether the network still learns well. To decide,
-compare continuing (vanilla), new training (full_reset) and FIRE on your data, by `lightning_fire.decide` in your own
+compare continuing (vanilla), new training (scratch) and FIRE on your data, by `lightning_fire.decide` in your own
 script, or with your recipe (`lightning-fire init FOLDER` writes one to begin with):
-  lightning-fire compare RECIPE --methods vanilla full_reset fire --seeds 5"""
+  lightning-fire compare RECIPE --from CHECKPOINT --methods fire --seeds 5"""
 
 
 def diagnose(

@@ -336,7 +336,7 @@ def test_diagnose_does_not_conclude(tmp_path, capsys, weight):
     _, _, recipe, *words = command.split()
     assert recipe == "RECIPE"
     options = parser().parse_args(["quick_start", *words])
-    assert (options.methods, options.seeds) == (["vanilla", "full_reset", "fire"], 5)
+    assert (options.methods, options.seeds) == (["fire"], 5)  # vanilla and scratch are added
 
 
 def test_diagnose_compares_with_a_reference(tmp_path, capsys):
