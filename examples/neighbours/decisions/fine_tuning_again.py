@@ -64,5 +64,6 @@ if not (folder / "bible.pt").exists():
     set_seed(0)
     torch.save(trained(new_model(), bible, 3, seed=0).state_dict(), folder / "bible.pt")
 
-methods = [FIRE(), ShrinkAndPerturb(0.5)]  # FIRE() takes queries and keys
+# FIRE() takes queries and keys
+methods = {"fire": FIRE(), "fire_procrustes": FIRE(scale="procrustes"), "shrink_and_perturb": ShrinkAndPerturb(0.5)}
 decide(train, folder / "bible.pt", methods, seeds=3, metric="MRR@10", output=folder)

@@ -49,5 +49,6 @@ def train(seed, start):
     return trained(model, new, NEW_STEPS, seed).evaluate()["eval_loss"]
 
 
-methods = [FIRE(steps=5), ShrinkAndPerturb(0.5)]
+methods = {"fire": FIRE(steps=5), "fire_procrustes": FIRE(steps=5, scale="procrustes")}
+methods["shrink_and_perturb"] = ShrinkAndPerturb(0.5)
 decide(train, folder / "bible", methods, seeds=3, mode="min", metric="loss", output=folder)
