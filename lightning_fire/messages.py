@@ -11,7 +11,7 @@ from lightning_fire._private import shows_a_bar
 from lightning_fire.distributed import show_warning
 
 
-class _BesideBars(logging.StreamHandler):
+class _BesideBars(logging.StreamHandler):  # type: ignore[type-arg]  # from Python 3.11 on
     """Writes to `sys.stderr` as it is now, and begins a new line where tqdm shows a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:

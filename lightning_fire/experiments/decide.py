@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -172,8 +172,9 @@ def decide(
         train: Function of a seed and a `Start` that makes a new model, calls `start(model)`, trains the model on new
             data, and returns the metric on data that the checkpoint was not trained on.
         checkpoint: File or folder with the old weights: of Lightning, a `state_dict`, safetensors, or Hugging Face.
-        methods: Methods beside `vanilla` and `scratch`; with names if two have the same. A value that is not an
-            `EventMethod` is for `train` to apply: `start.method`.
+        methods: Methods beside `vanilla` and `scratch`. Two of one name are told apart by a setting, such as `fire` and
+            `fire scale=procrustes`, or by names of your own, in a dict, where a value that is not an `EventMethod` is
+            for `train` to apply: `start.method`.
         seeds: Number of seeds from 0, or the seeds.
         mode: Whether more of the metric is better (`"max"`), or less (`"min"`).
         metric: Name of the metric in the text.
@@ -257,13 +258,25 @@ def _named(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
     elif wrong := [method for method in methods if not isinstance(method, EventMethod)]:
         raise ValueError(f"`methods` must hold methods such as FIRE(), or be a dict with names, got {wrong[0]!r}")
     else:
-        pairs = [(method.name, method) for method in methods]
+        pairs = [(_name(method, methods), method) for method in methods]
     names = [VANILLA, SCRATCH, *(name for name, _ in pairs)]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"two methods are named {twice[0]}: give a dict, {{'name': method, …}}")
     for name in names:
         check_name(name)
     return {VANILLA: None, SCRATCH: None, **dict(pairs)}
+
+
+def _name(method: EventMethod, methods: Sequence[EventMethod]) -> str:
+    """Return the name of a method, with settings that others of its name do not share: `fire scale=procrustes`."""
+    alike, parts = [other for other in methods if other.name == method.name], [method.name]
+    settings: Any = fields(method) if is_dataclass(method) else ()
+    for setting in settings:
+        values = [getattr(other, setting.name, None) for other in alike]
+        own = getattr(method, setting.name)
+        if own != setting.default and isinstance(own, str | int | float) and any(value != own for value in values):
+            parts.append(f"{setting.name}={own}")
+    return " ".join(parts)
 
 
 def _trained(train: Callable[[int, Start], Any], start: Start) -> float:

@@ -22,6 +22,7 @@ from lightning_fire import (
     PlasticityInjection,
     ReDo,
     ShrinkAndPerturb,
+    Weights,
     decide,
     initial_values,
     shrink_and_perturb_,
@@ -224,6 +225,17 @@ def test_averages_begin_from_the_loaded_weights(old):
     assert found["scratch"][1].n_averaged == 3
 
 
+def test_two_methods_of_a_list_are_named_by_the_setting_in_which_they_differ(old):
+    methods = [FIRE(), FIRE(scale="procrustes"), FIRE(steps=3, scale="procrustes"), ShrinkAndPerturb(0.5)]
+    train = Trained()
+    found = decide(train, "old.pt", methods, seeds=1)
+    names = ["fire", "fire scale=procrustes", "fire steps=3 scale=procrustes", "shrink_and_perturb"]
+    assert list(found.values) == ["vanilla", "scratch", *names]
+    assert len({train.models[name, 0][0].weight.sum().item() for name in names[:3]}) == 3
+    methods = [FIRE(steps=3), FIRE(steps=5)]
+    assert list(decide(Trained(), "old.pt", methods, seeds=1).values)[2:] == ["fire steps=3", "fire steps=5"]
+
+
 def test_a_method_that_the_function_applies_is_given_to_it(old):
     def train(seed, start):
         start(network())
@@ -239,7 +251,7 @@ def test_a_method_that_the_function_applies_is_given_to_it(old):
     [
         ({"mode": "less"}, "`mode` must be 'max' or 'min', got 'less'"),
         ({"seeds": 0}, "`seeds` must hold at least one seed, got 0"),
-        ({"methods": [FIRE(), FIRE(steps=3)]}, "two methods are named fire: give a dict"),
+        ({"methods": [FIRE(), FIRE(where=Weights("cnn"))]}, "two methods are named fire: give a dict"),
         ({"methods": {"vanilla": FIRE()}}, "two methods are named vanilla"),
         ({"methods": ["fire"]}, "must hold methods such as FIRE.*got 'fire'"),
         ({"methods": FIRE()}, r"`methods` must be a list of methods such as \[FIRE\(\)\], or a dict, got FIRE"),
