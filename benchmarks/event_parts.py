@@ -32,8 +32,8 @@ _BASE, _METHODS = "lightning_fire.callbacks.base", "lightning_fire.methods"
 PARTS = {
     "select": "lightning_fire.where.Weights.select",
     "read": "lightning_fire.where.WeightView.read",
-    "project": f"{_METHODS}.fire.fire",
-    "measure": f"{_METHODS}.base.change.difference",
+    "project": f"{_METHODS}.fire.fire_of_finite",
+    "measure": f"{_METHODS}.base.change.differences",
     "write": f"{_METHODS}.base.change.Change.make",
     "λ_max": f"{_BASE}.observers.measured_lambda_max",  # twice
     "histograms": f"{_METHODS}.base.change.Change.spectra",

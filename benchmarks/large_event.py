@@ -54,8 +54,9 @@ def main() -> None:
     if DEVICE == "cuda":
         row["bytes"] = torch.cuda.max_memory_allocated() - held
     row["operations_a_second"] = 4 * options.steps * sum(map(cost, shapes)) / taken
-    print(", ".join(f"{key} {value:.4g}" for key, value in row.items()))
-    publish({"rows": {f"{len(shapes) // 7} blocks": row}}, options.json)
+    name = f"{len(shapes) // 7} blocks"
+    print(f"{name}  {', '.join(f'{key} {value:.4g}' for key, value in row.items())}")
+    publish({"rows": {name: row}}, options.json)
 
 
 if __name__ == "__main__":

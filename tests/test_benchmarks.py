@@ -131,7 +131,7 @@ def run(monkeypatch, capsys, tmp_path):
 
 
 def test_every_benchmark_has_a_case():
-    assert {*CASES, "gpu", "make_small_fashion_mnist"} == SCRIPTS  # test_gpu_plan.py
+    assert {*CASES, "gpu", "gpu_tables", "make_small_fashion_mnist"} == SCRIPTS  # test_gpu_plan.py
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
