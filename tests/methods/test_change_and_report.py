@@ -275,3 +275,11 @@ def test_weights_of_one_shape_in_batches_give_the_same(monkeypatch, options):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
     for name, value in expected.table.items():
         assert found.table[name] == pytest.approx(value, rel=1e-4, abs=1e-4), name
+
+
+def test_sharded_weights_are_gathered_one_by_one_on_a_gpu_too(monkeypatch):
+    weights = Weights().select(nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))))
+    monkeypatch.setattr(change, "_fills_with_batches", lambda device: True)
+    assert change._batches(weights, range(3)) == [[0, 1, 2]]
+    monkeypatch.setattr(change, "is_sharded", lambda parameter: True)
+    assert change._batches(weights, range(3)) == [[0], [1], [2]]
