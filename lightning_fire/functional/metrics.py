@@ -30,7 +30,7 @@ def dfi(matrix: Tensor) -> Tensor:
     matrix = real(matrix, "matrix")
     rows, columns = matrix.shape[-2:]
     floor = max(columns - rows, 0)  # ‖WᵀW − I_n‖² = ‖WWᵀ − I_m‖² + n − m for m < n
-    return _less_identity(_small_gram(matrix)).square().sum((-2, -1)) + floor
+    return less_identity(small_gram(matrix)).square().sum((-2, -1)) + floor
 
 
 @full_precision
@@ -57,8 +57,8 @@ def dfi_normalized(matrix: Tensor) -> Tensor:
         return matrix.new_zeros(matrix.shape[:-2])
     short = min(matrix.shape[-2:])
     largest = matrix.abs().amax((-2, -1), keepdim=True)
-    gram = _small_gram(matrix / largest.masked_fill(largest == 0, 1.0))
-    return _less_identity(_with_unit_mean(gram)).square().sum((-2, -1)) / short
+    gram = small_gram(matrix / largest.masked_fill(largest == 0, 1.0))
+    return less_identity(_with_unit_mean(gram)).square().sum((-2, -1)) / short
 
 
 @full_precision
@@ -70,9 +70,9 @@ def both_deviations(matrix: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = matrix.shape[-2:]
     largest = matrix.abs().amax((-2, -1), keepdim=True)
     unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)  # a power of two: exact
-    gram = _small_gram(matrix / unit)  # squares stay in range
+    gram = small_gram(matrix / unit)  # squares stay in range
     grams = _with_unit_mean(gram), gram.mul_(unit.square())
-    scaled, plain = (torch.linalg.vector_norm(_less_identity(each), dim=(-2, -1)).square() for each in grams)
+    scaled, plain = (torch.linalg.vector_norm(less_identity(each), dim=(-2, -1)).square() for each in grams)
     return plain + max(columns - rows, 0), scaled / min(rows, columns)
 
 
@@ -119,7 +119,7 @@ def sfe_normalized(before: Tensor, after: Tensor) -> Tensor:
     return torch.where(error == 0, 0.0, error / real(before, "before").square().sum((-2, -1)))
 
 
-def _small_gram(matrix: Tensor) -> Tensor:
+def small_gram(matrix: Tensor) -> Tensor:
     """Gram matrix on the short side, `(..., r, r)`."""
     rows, columns = matrix.shape[-2:]
     return matrix.mT @ matrix if rows >= columns else matrix @ matrix.mT
@@ -130,6 +130,7 @@ def _with_unit_mean(gram: Tensor) -> Tensor:
     return gram / mean_square.masked_fill(mean_square == 0, 1.0)
 
 
-def _less_identity(gram: Tensor) -> Tensor:
+def less_identity(gram: Tensor) -> Tensor:
+    """Subtract the identity from Gram matrices, in place."""
     gram.diagonal(dim1=-2, dim2=-1).sub_(1)
     return gram

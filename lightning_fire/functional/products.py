@@ -16,6 +16,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from lightning_fire.functional.metrics import less_identity, small_gram
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, composed, moderate, polar_factor, unit_norm
 
 RISING = (4.09603, -11.31287, 8.10523)  # maps [0.03, 1.01] into [0.123, 1.00001]
@@ -62,9 +63,8 @@ def by_svd(x: Tensor) -> Tensor:
 def is_missed(q: Tensor) -> Tensor:
     """Return for each matrix whether it is no isometry, NaN included; so is zero."""
     with float32_products(q.device):
-        gram = q.mT @ q if q.shape[-2] >= q.shape[-1] else q @ q.mT
-    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
-    missed: Tensor = ~(torch.linalg.matrix_norm(gram) <= _MISSED * gram.shape[-1] ** 0.5)
+        rest = less_identity(small_gram(q))
+    missed: Tensor = ~(torch.linalg.matrix_norm(rest) <= _MISSED * rest.shape[-1] ** 0.5)
     return missed
 
 

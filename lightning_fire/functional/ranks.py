@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fire.functional.checks import finite, full_precision, precise, real
+from lightning_fire.functional.metrics import small_gram
 
 _EPS = 1e-8
 
@@ -177,8 +178,7 @@ def singular_values_of_finite(matrix: Tensor) -> Tensor:
         return matrix.new_zeros(*matrix.shape[:-2], min(matrix.shape[-2:]))
     largest = _largest_entry(matrix)
     if matrix.is_cuda and matrix.dtype == torch.float32:  # 4 times as fast, and as exact as float32 is
-        wide = (matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix.mT) / largest
-        gram = wide.double() @ wide.double().mT
+        gram = small_gram((matrix / largest).double())
         return singular_values_of_finite_gram(gram).to(matrix.dtype) * largest.squeeze(-1)
     values: Tensor = torch.linalg.svdvals(matrix / largest)
     return values * largest.squeeze(-1)
