@@ -34,6 +34,7 @@ class ChunkProgressBar(TQDMProgressBar):
             self.train_progress_bar.set_description(f"Epoch {trainer.current_epoch} (chunk {chunk + 1}/{num_chunks})")
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Return what the bar shows: what is logged for it, and the loss of the last step."""
         loss = getattr(pl_module, "step_loss", None)
         metrics: dict[str, Any] = dict(super().get_metrics(trainer, pl_module))
         if isinstance(loss, Tensor) and loss.numel() == 1:
