@@ -29,6 +29,7 @@ COMMANDS = {
         "run a recipe with several methods and seeds; print a table, draw a figure",
     ),
     "sweep": ("experiments.sweep:main", "try the hyper-parameters of a method"),
+    "board": ("board.command:main", "tune and compare methods on the tasks of the board, by one rule"),
     "aggregate": (
         "experiments.aggregate:main",
         "sum up comparisons on several tasks: interquartile means, stratified bootstrap intervals",

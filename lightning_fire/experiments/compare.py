@@ -132,6 +132,12 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
     parser.add_argument(
         "--mode", choices=["max", "min"], default="max", help="whether more of --metric is better, or less"
     )
+    add_engine_arguments(parser)
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say where runs are trained, and how many at a time."""
+    pairs: dict[str, Any] = {"nargs": "*", "action": "extend", "default": [], "metavar": "KEY=VALUE"}
     where = parser.add_argument_group("where it runs")
     where.add_argument(
         "--engine",
@@ -173,7 +179,7 @@ def common(options: argparse.Namespace, ending: str = "") -> tuple[Recipe, Path,
 
 
 def engine_for(recipe: Recipe, options: argparse.Namespace, output: Path) -> "Engine":
-    """Return the engine that the options name, with the resources of the recipe, or else of the options."""
+    """Return the engine that the options name, with the resources that they give, or else those of the recipe."""
     from lightning_fire.experiments.engines import Resources, engine_of
 
     given = {name: getattr(options, name) for name in ("cpus", "gpus", "minutes")}

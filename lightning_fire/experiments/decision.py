@@ -1,8 +1,9 @@
 """The decision that a comparison ends in: what the paired differences of its seeds show, in one paragraph."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from lightning_fire.experiments.statistics import (
 )
 from lightning_fire.experiments.tables import mean, number, when_reached
 from lightning_fire.recipe.recipe import VANILLA
+
+Key = TypeVar("Key", bound=Hashable)
 
 ANEW = ("scratch", "full_reset")  # methods that train anew; the first that was compared counts
 FEASIBLE = 30  # further seeds that a comparison may be expected to run
@@ -209,20 +212,29 @@ def paired_differences(gains: Mapping[str, Mapping[int, float]]) -> dict[tuple[s
     Args:
         gains: A finite value of each run, by method and seed; more is better.
     """
+    found = decided_together({(one, other): (gains[one], gains[other]) for one, other in combinations(gains, 2)})
+    return {key: one for (a, b), of in found.items() for key, one in (((a, b), of), ((b, a), of.reversed()))}
+
+
+def decided_together(pairs: Mapping[Key, tuple[Mapping[int, float], Mapping[int, float]]]) -> dict[Key, Difference]:
+    """Return how much more the first of each pair has than the second, decided for all pairs together (Holm).
+
+    Args:
+        pairs: Two finite values of each seed, by any key. Pairs with fewer than two common seeds are left out.
+    """
     each = {}
-    for one, other in combinations(gains, 2):
-        both = [seed for seed in gains[one] if seed in gains[other]]
+    for key, (first, second) in pairs.items():
+        both = [seed for seed in first if seed in second]
         if len(both) > 1:
-            each[one, other] = np.array([gains[one][seed] - gains[other][seed] for seed in both])
+            each[key] = np.array([first[seed] - second[seed] for seed in both])
     p_values = [p_value(of) for of in each.values()]
     found = {}
-    for ((one, other), of), p, level in zip(each.items(), p_values, holm_levels(p_values, LEVEL), strict=True):
+    for (key, of), p, level in zip(each.items(), p_values, holm_levels(p_values, LEVEL), strict=True):
         spread = spread_of(of)
-        gain, *ends = difference(gains[one], gains[other], level)
+        gain, *ends = difference(*pairs[key], level)
         gain = gain if spread or abs(gain) > ROUNDING else 0.0
         low, high = ends if spread else (gain, gain)
-        found[one, other] = Difference(gain, low, high, spread, len(of), level, p <= level)
-        found[other, one] = found[one, other].reversed()
+        found[key] = Difference(gain, low, high, spread, len(of), level, p <= level)
     return found
 
 

@@ -76,14 +76,26 @@ def main(args: Sequence[str] | None = None) -> Setting:
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
     with at_work_in(output), closing(engine):
-        sweep = _Sweep(recipe, options, example, space, output, engine, seeds)
+        sweep = Sweep(recipe, options, example, space, output, engine, seeds)
         sweep.study()
         return sweep.publish()
 
 
 @dataclass
-class _Sweep:
-    """Settings that were tried, and their runs."""
+class Sweep:
+    """Settings of a method that were tried, and their runs.
+
+    Attributes:
+        recipe: The recipe with the method.
+        options: Those of the command: `method`, `trials`, `measure`, `prune`, and those of `train_and_read`.
+        example: A run of the method, that all others are made from.
+        space: The values of each hyper-parameter.
+        output: Folder of the runs.
+        engine: Where they are trained.
+        seeds: Of each setting.
+        settings: What was tried, by name.
+        scores: Mean measure of each setting that all seeds were trained with, by name; more is better.
+    """
 
     recipe: Recipe
     options: argparse.Namespace
@@ -188,21 +200,26 @@ def read_space(path: Path, method: str) -> dict[str, Any]:
     if not isinstance(spaces, Mapping) or not isinstance(spaces.get(method), Mapping) or not spaces[method]:
         known = sorted(map(str, spaces)) if isinstance(spaces, Mapping) else "none"
         raise ValueError(f"{path} has no search space for {method!r}; there are {known}")
+    return checked_space(path, method, spaces[method])
+
+
+def checked_space(place: object, method: str, given: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return a search space with numbers also where YAML has read a string; a ValueError names the place."""
     space: dict[str, Any] = {}
-    for name, values in spaces[method].items():
+    for name, values in given.items():
         if not isinstance(name, str):
-            raise ValueError(f"{path}: {method} has {name!r}, which is not a name of a hyper-parameter")
+            raise ValueError(f"{place}: {method} has {name!r}, which is not a name of a hyper-parameter")
         if isinstance(values, list) and values:
             space[name] = [_number_of(value) for value in values]
         elif isinstance(values, Mapping) and _is_range(bounds := {k: _number_of(v) for k, v in values.items()}):
             space[name] = bounds
         else:
             raise ValueError(
-                f"{path}: {method}.{name} must be a list of values, or numbers low and high, above 0 with log: true;"
+                f"{place}: {method}.{name} must be a list of values, or numbers low and high, above 0 with log: true;"
                 f" got {values!r}"
             )
-        if f"{_ARGUMENTS}.{name}" in spaces[method]:
-            raise ValueError(f"{path}: {method} has both {name} and {_ARGUMENTS}.{name}, which are the same")
+        if f"{_ARGUMENTS}.{name}" in given:
+            raise ValueError(f"{place}: {method} has both {name} and {_ARGUMENTS}.{name}, which are the same")
     return space
 
 

@@ -19,7 +19,7 @@ VANILLA = "vanilla"  # the recipe without a method
 SCRATCH = "scratch"  # the same with a new network and a new optimizer, where the others continue from a checkpoint
 SHARED_START, FIRST_PHASE = "shared_start", "first_phase"  # trainings beside those of the methods
 SEARCH_SPACE = "search_space.yaml"
-_BESIDE = (SEARCH_SPACE, "gpu.yaml")  # files beside recipes that are not recipes
+_BESIDE = (SEARCH_SPACE, "gpu.yaml", "methods.yaml", "suite.yaml")  # files beside recipes that are not recipes
 BEST = "best"
 _OWN_KEYS = ("methods", "starts", "resources")
 _NAME = r"\w([\w .,=+-]*[\w=+-])?"  # a folder, a cell of a spreadsheet, and safe to print

@@ -20,7 +20,12 @@ from lightning_fire.recipe.parser import callbacks_of
 from lightning_fire.recipe.recipe import find_recipe, shipped_recipes
 from lightning_fire.when import EveryNEpochs
 
-OTHERS = {"language", "reinforcement_learning", "slowly_changing_regression.yaml"}  # each has its own test file
+OTHERS = {
+    "board",
+    "language",
+    "reinforcement_learning",
+    "slowly_changing_regression.yaml",
+}  # each has its own test file
 OF_IMAGES = [path for path in EVERY if not OTHERS & set(path.parts)]
 METHODS = {"vanilla", "full_reset", "fire", "shrink_and_perturb", "l2_init", "parseval", "dash", "redo", "snr", "muon"}
 METHODS |= {"continual_backprop"}  # those of the paper's vision experiments

@@ -1,0 +1,1 @@
+"""The board: fixed tasks and one rule, by which methods are tuned, trained and compared."""

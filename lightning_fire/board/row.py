@@ -1,0 +1,101 @@
+"""A row of the board: what a method has reached on each task, in a file that another person can check."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning_fire.atomic import atomic_file
+
+Values = Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a method has reached on a task.
+
+    Attributes:
+        values: The number of the task in each run, by seed; NaN: the run has diverged.
+        vanilla: The same without a method, trained on the same machine.
+        scratch: The same with a full reset at each change.
+        setting: The hyper-parameters that were chosen; empty: nothing was tuned.
+        tried: Mean number of each setting that was tried, by name, over the tuning seeds.
+        curve: Mean over the seeds of what is drawn, and its standard deviation (n - 1), `(points, 2)`.
+        seconds: Wall-clock time of a run, mean over the seeds.
+        recipe: SHA-256 of the recipe with the method.
+    """
+
+    values: Values
+    vanilla: Values
+    scratch: Values
+    setting: Mapping[str, Any]
+    tried: Mapping[str, float]
+    curve: Sequence[tuple[float, float]]
+    seconds: float
+    recipe: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method on the tasks of the board.
+
+    Attributes:
+        method: Its name.
+        config: What it adds to a recipe.
+        source: SHA-256 of the code of a method that is not shipped; empty: shipped.
+        versions: Of the packages.
+        machine: Processor and system.
+        cells: By task.
+    """
+
+    method: str
+    config: Mapping[str, Any]
+    source: str
+    versions: Mapping[str, str]
+    machine: str
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+
+
+def write_row(path: Path, row: Row) -> None:
+    """Write a row as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as part:
+        part.write_text(json.dumps(_without_nan(asdict(row)), indent=1) + "\n", encoding="utf-8")
+
+
+def read_row(path: Path) -> Row:
+    """Read a row.
+
+    Raises:
+        ValueError: If the file is not a row.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        cells = {task: Cell(**_with_seeds(cell)) for task, cell in content.pop("cells").items()}
+        return Row(**content, cells=cells)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is not a row of the board: {error}") from None
+
+
+def read_rows(folder: Path) -> dict[str, Row]:
+    """Read the rows of a folder, by method."""
+    rows = (read_row(path) for path in sorted(folder.glob("*.json")))
+    return {row.method: row for row in rows}
+
+
+def _without_nan(thing: Any) -> Any:
+    """Return nested lists and dicts with None instead of NaN and Inf, which JSON lacks."""
+    if isinstance(thing, Mapping):
+        return {key: _without_nan(value) for key, value in thing.items()}
+    if isinstance(thing, list | tuple):
+        return [_without_nan(value) for value in thing]
+    return None if isinstance(thing, float) and not math.isfinite(thing) else thing
+
+
+def _with_seeds(cell: dict[str, Any]) -> dict[str, Any]:
+    """Return a cell whose seeds are numbers, where JSON has strings, and whose missing values are NaN."""
+    for key in ("values", "vanilla", "scratch"):
+        cell[key] = {int(seed): math.nan if value is None else float(value) for seed, value in cell[key].items()}
+    return cell

@@ -1,0 +1,122 @@
+"""What the rows of the board show: differences to going on and to training anew, decided for the whole board."""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from lightning_fire.board.measured import FULL_RESET
+from lightning_fire.board.row import Cell, Row, Values
+from lightning_fire.board.suite import Suite, Task
+from lightning_fire.experiments.decision import Difference, decided_together, paired_differences
+from lightning_fire.experiments.tables import aligned, mean, number
+from lightning_fire.recipe.recipe import VANILLA
+
+Reference = Literal["vanilla", "scratch"]
+BETTER_THAN_BOTH, BETTER, WORSE = "●", "○", "×"
+MARKS = (
+    f"{BETTER_THAN_BOTH} better than going on and than training anew; {BETTER} better than going on; {WORSE} worse than"
+    " going on; no mark: not shown"
+)
+
+
+def differences(rows: Mapping[str, Row], suite: Suite) -> dict[tuple[str, str, Reference], Difference]:
+    """Return what each method gains over vanilla and over a full reset on each task, in the units of the table.
+
+    All differences of the board are decided together, by Holm's procedure: if no method differs from anything, the
+    probability that the board shows any difference is at most 5 %.
+
+    Args:
+        rows: By method.
+        suite: The suite that they are of.
+
+    Returns:
+        By method, task and reference; without cells that have diverged, and those that compare a thing with itself.
+    """
+    pairs: dict[tuple[str, str, Reference], tuple[Values, Values]] = {}
+    for method, row in rows.items():
+        for name, cell in row.cells.items():
+            values = gains(suite.tasks[name], cell.values)
+            references: dict[Reference, Values] = {"vanilla": cell.vanilla, "scratch": cell.scratch}
+            for reference, of in references.items():
+                if method != {"vanilla": VANILLA, "scratch": FULL_RESET}[reference] and _finite(cell, of):
+                    pairs[method, name, reference] = values, gains(suite.tasks[name], of)
+    return decided_together(pairs)
+
+
+def gains(task: Task, values: Values) -> dict[int, float]:
+    """Return numbers of a task in the units of the table, such that more is better."""
+    sign = -1 if task.mode == "min" else 1
+    return {seed: sign * task.scale * value for seed, value in values.items()}
+
+
+def best_of(rows: Mapping[str, Row], task: Task) -> list[str]:
+    """Return the method with the best mean on a task, and all that it is not shown to be better than, best first."""
+    values = {
+        method: gains(task, row.cells[task.name].values)
+        for method, row in rows.items()
+        if task.name in row.cells and _finite(row.cells[task.name], {})
+    }
+    if not values:
+        return []
+    by_mean = sorted(values, key=lambda method: -mean(values[method].values()))
+    pairs = paired_differences(values)
+    beaten = {m for m in by_mean[1:] if (by_mean[0], m) in pairs and pairs[by_mean[0], m].decided}
+    return [method for method in by_mean if method not in beaten]
+
+
+def cells(rows: Mapping[str, Row], suite: Suite, digits: int = 1) -> list[list[str]]:
+    """Return the cells of the table: gain over vanilla with its interval, and a mark; the first row is the header."""
+    found = differences(rows, suite)
+    there = [name for name in suite.tasks if any(name in row.cells for row in rows.values())]
+    table = [["method", *there]]
+    for method, row in rows.items():
+        table.append(
+            [method, *(_cell(method, row.cells.get(name), suite.tasks[name], found, digits) for name in there)]
+        )
+    return table
+
+
+def table(rows: Mapping[str, Row], suite: Suite) -> str:
+    """Format the table for a terminal."""
+    there = [task for name, task in suite.tasks.items() if any(name in row.cells for row in rows.values())]
+    numbers = "\n".join(f"{task.name}: {task.number}" for task in there)
+    first = [f"{task.name}: {', '.join(best_of(rows, task))}" for task in there]
+    return (
+        f"{aligned(cells(rows, suite))}\n\ngain over {VANILLA}, with an interval that holds for the whole table;"
+        f" {MARKS}\n{numbers}\n\nbest, with all that it is not shown to be better than:\n" + "\n".join(first)
+    )
+
+
+def mark(vanilla: Difference, scratch: Difference | None) -> str:
+    """Return the mark of a cell."""
+    if not vanilla.decided:
+        return ""
+    if vanilla.gain < 0:
+        return WORSE
+    return BETTER_THAN_BOTH if scratch and scratch.decided and scratch.gain > 0 else BETTER
+
+
+def _cell(
+    method: str,
+    cell: Cell | None,
+    task: Task,
+    found: Mapping[tuple[str, str, Reference], Difference],
+    digits: int,
+) -> str:
+    if cell is None:
+        return "–"
+    if diverged := sum(not math.isfinite(value) for value in cell.values.values()):
+        return f"{diverged} of {len(cell.values)} diverged"
+    if method == VANILLA:
+        return number(task.scale * mean(cell.values.values()), digits)
+    of = found.get((method, task.name, "vanilla"))
+    if of is None:
+        return "one seed"
+    if not of.varies:
+        return "never acted"
+    told = f"{of.gain:+.{digits}f} ({of.low:+.{digits}f} to {of.high:+.{digits}f})"
+    return f"{told} {mark(of, found.get((method, task.name, 'scratch')))}".rstrip()
+
+
+def _finite(cell: Cell, reference: Values) -> bool:
+    return all(map(math.isfinite, [*cell.values.values(), *reference.values()]))
