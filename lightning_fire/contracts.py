@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 
 class HasChunk(Protocol):
@@ -75,6 +76,13 @@ class HasTexts(Protocol):
     @property
     def text_weights(self) -> Mapping[str, float]:
         """Weight of each text in `val/loss`, a mean; they need not sum to 1."""
+
+
+class HasProbeDataloader(Protocol):
+    """A DataModule."""
+
+    def probe_dataloader(self) -> DataLoader[Any]:
+        """Return batches of a held-out task in a fixed order, for `PlasticityProbe`."""
 
 
 class HasActionSpace(Protocol):

@@ -8,6 +8,7 @@ from lightning_fire.callbacks.hare_and_tortoise import HareAndTortoise
 from lightning_fire.callbacks.new_data import announce_new_data
 from lightning_fire.callbacks.plasticity_callback import PlasticityCallback
 from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
+from lightning_fire.callbacks.plasticity_probe import PlasticityProbe
 from lightning_fire.callbacks.probing.curvature import module_curvature
 from lightning_fire.callbacks.restart_schedulers import RestartSchedulers
 from lightning_fire.callbacks.steps_of_logs import continue_steps
@@ -21,6 +22,7 @@ __all__ = [
     "Log",
     "PlasticityCallback",
     "PlasticityMonitor",
+    "PlasticityProbe",
     "RestartSchedulers",
     "UseMuon",
     "announce_new_data",

@@ -225,3 +225,44 @@ def test_king_james_and_python(tmp_path):
         KingJamesAndPythonDataModule(str(tmp_path), kjv_bytes=5000).load()
     with pytest.raises(FileNotFoundError, match=r"kjv\.txt does not exist: put the King James text there"):
         KingJamesAndPythonDataModule(str(tmp_path / "empty")).load()
+
+
+@pytest.fixture
+def bible(tmp_path):
+    """A folder with a text whose bytes are all different from those around them."""
+    (tmp_path / "text").mkdir()
+    text = bytes(np.random.default_rng(3).integers(0, 256, 6600, dtype=np.uint8))
+    (tmp_path / "text" / "kjv.txt").write_bytes(text)
+    return str(tmp_path), text
+
+
+def test_parts_of_a_text_are_all_of_it_and_nothing_twice(bible):
+    root, text = bible
+    phases = [{"kjv_1": 1.0}, {"kjv_2": 1.0}, {"kjv_3": 2.0, "kjv_1": 1.0}]
+    sources = KingJamesAndPythonDataModule(root, phases, kjv_bytes=6000).load()
+    assert list(sources) == ["kjv_1", "kjv_2", "kjv_3"]
+    parts = [bytes(source.train.blocks(np.array([0]), 2000)[0].tolist()) for source in sources.values()]
+    assert b"".join(parts) == text[:6000] and [len(source.train) for source in sources.values()] == [2000] * 3
+    for source in sources.values():
+        assert bytes(source.val.blocks(np.array([0]), 600)[0].tolist()) == text[6000:]
+    with pytest.raises(ValueError, match=r"`phases` name \['odyssey_1'\], but `sources` has \['kjv', 'python'\]"):
+        KingJamesAndPythonDataModule(root, [{"odyssey_1": 1.0}])
+
+
+def test_the_held_out_task_is_the_validation_text_with_permuted_bytes_for_any_seed(bible):
+    root, text = bible
+    options = {"kjv_bytes": 6000, "block_size": 20, "batch_size": 4}
+    first, second = (
+        list(KingJamesAndPythonDataModule(root, seed=seed, **options).probe_dataloader()) for seed in (0, 1)
+    )
+    assert len(first) == (599 // 20 - 1) // 4
+    permuted = np.random.default_rng(0).permutation(256)
+    back, seen = np.argsort(permuted), set()
+    for (tokens, targets), (again, _) in zip(first, second, strict=True):
+        assert torch.equal(tokens, again) and tokens.shape == targets.shape == (4, 20)
+        assert torch.equal(tokens[:, 1:], targets[:, :-1])
+        for block in tokens.numpy():
+            start = text.index(bytes(back[block].tolist()))
+            assert start >= 6000
+            seen.add(start)
+    assert len(seen) == 4 * len(first)  # each once

@@ -18,6 +18,7 @@ from lightning_fire.functional import Eigenvalue, largest_eigenvalue
 from lightning_fire.functional.curvature import gradient_and_product, near_gradient, random_start
 from lightning_fire.messages import rank_zero_warn, tell_once
 
+Mode = Callable[[nn.Module], contextlib.AbstractContextManager[Any]]
 _HALF = (torch.float16, torch.bfloat16)
 _AT_LEAST = 4  # products: a first vector close to an eigenvector of another eigenvalue must not stop the iteration
 
@@ -121,10 +122,10 @@ def _differentiable_twice(module: nn.Module, parameter: Tensor) -> Iterator[None
 
 
 @contextlib.contextmanager
-def in_full_precision(module: nn.Module, parameter: Tensor) -> Iterator[None]:
-    """Context manager: run a module in evaluation mode, without side effects and autocast, in float32 or better."""
+def in_full_precision(module: nn.Module, parameter: Tensor, mode: Mode = evaluating) -> Iterator[None]:
+    """Context manager: run a module in float32 or better, without side effects and autocast, by default to evaluate."""
     full = torch.autocast(parameter.device.type, enabled=False)
-    with evaluating(module), without_side_effects(module), full:
+    with mode(module), without_side_effects(module), full:
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64 if parameter.dtype == torch.float64 else torch.float32)
         try:
