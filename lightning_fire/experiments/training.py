@@ -164,8 +164,10 @@ class ReportProgress(Checkpoint):
             self._require_metric(trainer, pl_module, "validation")
 
     def _require_metric(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Raise an error as soon as a stage has not logged what is compared."""
-        there = trainer.callback_metrics
+        """Raise an error as soon as a stage has not logged what is compared, unless a callback logs it when due."""
+        there, by_callbacks = trainer.callback_metrics, {getattr(one, "name", None) for one in trainer.callbacks}
+        if self.needs.partition("/")[0] in by_callbacks:
+            return
         if self.needs and not {self.needs, f"{self.needs}_seen"} & set(there):
             raise MisconfigurationException(
                 f"{stage} logs no {self.needs}, which is compared: let {type(pl_module).__name__} log it, or name"

@@ -512,7 +512,9 @@ def test_a_metric_that_is_not_logged_is_named_at_once(tmp_path):
     """That of validation when it ends, that of training at the end of the epoch, where `Classifier` logs it."""
     trainer = SimpleNamespace(callback_metrics={"val/loss": 1.0}, sanity_checking=False, is_global_zero=False)
     trainer.current_epoch, trainer.strategy = 0, SimpleNamespace(broadcast=lambda due: False)
+    trainer.callbacks = [SimpleNamespace(), SimpleNamespace(name="probe")]
     module = Classifier(nn.Linear(2, 2), 2)
+    ReportProgress(tmp_path / "progress.json", needs="probe/loss").on_validation_end(trainer, module)  # logged later
     for key, stage in (("val/f1", "validation"), ("train/f1", "training")):
         report = ReportProgress(tmp_path / "progress.json", needs=key)
         end = report.on_validation_end if stage == "validation" else report.on_train_epoch_end
