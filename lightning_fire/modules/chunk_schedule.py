@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch.optim.lr_scheduler import LambdaLR
 
-Decay = Literal["linear", "cosine", "none"]
+Decay = Literal["linear", "cosine", "none", "infinite"]
 
 
 class ChunkSchedule(LambdaLR):
@@ -33,7 +33,9 @@ def learning_rate_factors(
 
     Step s of a chunk of n steps (s from 0) with w steps of warm-up has factor s / w if s < w. After that, with
     r = (s − w) / (n − w): minimum + (1 − minimum) · (1 − r) if `decay` is `linear`, minimum + (1 − minimum) ·
-    (1 + cos πr) / 2 if it is `cosine`, 1 if it is `none`.
+    (1 + cos πr) / 2 if it is `cosine`, 1 if it is `none`. `infinite` is `cosine` in the first chunk and constant at the
+    minimum in all others, without a warm-up: an infinite learning rate schedule (Ibrahim et al., TMLR 2024) up to its
+    final annealing.
 
     `warmup` gives w for each chunk: a number of steps, or a fraction of the chunk's steps in [0, 1), rounded up. The
     last one holds for all further chunks.
@@ -50,6 +52,8 @@ def learning_rate_factors(
 
     def factor(step: int) -> float:
         chunk = bisect_right(starts, step) - 1
+        if decay == "infinite" and chunk:
+            return minimum
         steps, length = steps_per_chunk[chunk], warmup[min(chunk, len(warmup) - 1)]
         if isinstance(length, float):
             length = ceil(length * steps)

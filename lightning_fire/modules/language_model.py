@@ -48,7 +48,8 @@ class LanguageModel(ChunkModule):
         warmup: Over which the learning rate rises linearly from 0: a number of optimizer steps, or a fraction of those
             of the phase in [0, 1); one for all phases, or one each, the last for all further ones (paper: 2000 steps,
             then 10 %).
-        decay: How it falls after that: `linear` (paper), `cosine` (its code) or `none`.
+        decay: How it falls after that: `linear` (paper), `cosine` (its code) or `none`; `infinite`: by a cosine in the
+            first phase, and from then on constant at `min_learning_rate`, with no other warm-up.
         weight_decay: Of AdamW (paper: 0.1).
         betas: Of AdamW (nanoGPT: 0.9 and 0.95).
         compile: Run the network through `torch.compile`, which takes a minute at first. Checkpoints of compiled and of
@@ -87,8 +88,8 @@ class LanguageModel(ChunkModule):
             )
         if weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"`weight_decay` and `betas` must be those of AdamW, got {weight_decay} and {betas}")
-        if decay not in ("linear", "cosine", "none"):
-            raise ValueError(f"`decay` must be 'linear', 'cosine' or 'none', got {decay!r}")
+        if decay not in ("linear", "cosine", "none", "infinite"):
+            raise ValueError(f"`decay` must be 'linear', 'cosine', 'none' or 'infinite', got {decay!r}")
         self.net, self.tf32 = net, tf32
         if activation_checkpointing:
             checkpoint_activations(net)

@@ -22,6 +22,12 @@ def test_cosine():
         assert factor(step) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * (step - 100) / 1000)) / 2)
 
 
+def test_infinite_is_cosine_in_the_first_chunk_and_then_constant_for_ever():
+    factor, first = (learning_rate_factors([8, 5, 5], [2], decay, minimum=0.25) for decay in ("infinite", "cosine"))
+    assert [factor(step) for step in range(8)] == [first(step) for step in range(8)]
+    assert [factor(step) for step in range(8, 30)] == [0.25] * 22
+
+
 def test_the_last_warm_up_holds_for_all_further_chunks():
     factor = learning_rate_factors([4, 4, 4], [0, 2])
     assert [factor(step) for step in range(12)] == [1, 1, 1, 1, 0, 0.5, 1, 1, 0, 0.5, 1, 1]

@@ -220,7 +220,7 @@ def test_tf32_is_asked_for_on_gpus_alone(monkeypatch, device, asked, found):
         ({"learning_rate": 0}, "`learning_rate` must be positive"),
         ({"min_learning_rate": 0.02}, "`min_learning_rate` from 0 to it, got 0.01 and 0.02"),
         ({"weight_decay": -0.1}, "must be those of AdamW"),
-        ({"decay": "exponential"}, "`decay` must be 'linear', 'cosine' or 'none', got 'exponential'"),
+        ({"decay": "exponential"}, "`decay` must be 'linear', 'cosine', 'none' or 'infinite', got 'exponential'"),
     ],
 )
 def test_wrong_arguments_are_an_error(options, message):
