@@ -1,0 +1,36 @@
+"""The language task of the board: it runs over its chunks with each method, and logs the number of the board."""
+
+import pytest
+from recipe_files import ROOT, acting, methods_of
+
+from lightning_fire.cli import main
+
+PATH = ROOT / "board" / "language.yaml"
+
+
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "text").mkdir(parents=True)
+    (tmp_path / "data" / "text" / "kjv.txt").write_bytes(bytes(range(32, 127)) * 5000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", methods_of(PATH))
+def test_two_steps_of_each_chunk(text, method):
+    small = "--data.init_args.steps_per_epoch 2 --data.init_args.val_blocks 2 --data.init_args.batch_size 2"
+    small += " --trainer.enable_progress_bar false --trainer.enable_model_summary false"
+    small += " --trainer.enable_checkpointing false --trainer.logger false"
+    trainer = main(["fit", str(PATH), "--method", method, *small.split()]).trainer
+    assert trainer.global_step == 16
+    acted = {name: callback.num_events for name, callback in acting(trainer).items() if hasattr(callback, "num_events")}
+    assert set(acted.values()) == {7} and acted["OptimizerReset"] == 7
+    assert len(acted) == (1 if method in ("vanilla", "weight_decay", "infinite_schedule") else 2)
+    assert 0 < trainer.callback_metrics["probe/loss"] < 10
+    assert 0 < trainer.callback_metrics["val/loss"] < 10
+
+
+def test_without_the_text_the_error_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"kjv\.txt does not exist: put the King James text there, or any"):
+        main(["fit", str(PATH), "--trainer.logger", "false"])
