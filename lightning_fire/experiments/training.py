@@ -165,7 +165,8 @@ class ReportProgress(Checkpoint):
 
     def _require_metric(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Raise an error as soon as a stage has not logged what is compared, unless a callback logs it when due."""
-        there, by_callbacks = trainer.callback_metrics, {getattr(one, "name", None) for one in trainer.callbacks}
+        there = trainer.callback_metrics
+        by_callbacks = {getattr(one, "name", None) for one in undeclared(trainer).callbacks}
         if self.needs.partition("/")[0] in by_callbacks:
             return
         if self.needs and not {self.needs, f"{self.needs}_seen"} & set(there):
