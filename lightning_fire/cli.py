@@ -64,8 +64,8 @@ def main(args: Sequence[str] | None = None) -> Any:
         args: The words after `lightning-fire`. Default: those of the process.
 
     Returns:
-        The `LightningCLI` (with `.trainer`, `.model`, `.datamodule`) of `fit`, `validate` and `test`; otherwise the
-        result of the command.
+        The `LightningCLI` (with `.trainer`, `.model`, `.datamodule`) of `fit`, `validate` and `test`, or the result of
+        the function that a recipe trains by; otherwise the result of the command.
     """
     function, words = _command(list(sys.argv[1:] if args is None else args))
     return function(words)

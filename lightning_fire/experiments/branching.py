@@ -52,7 +52,12 @@ def _idle_epochs(run: Run) -> float | None:
     from lightning_fire.when import Horizon
 
     base, *overlays = run.configs
-    if "method" in base or "method" in run.extra or any(set(overlay) - set(METHOD_KEYS) for overlay in overlays):
+    if (
+        "train" in base
+        or "method" in base
+        or "method" in run.extra
+        or any(set(overlay) - set(METHOD_KEYS) for overlay in overlays)
+    ):
         return 0
     try:
         trainer = merged(base, run.extra).get("trainer") or {}

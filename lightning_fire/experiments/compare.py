@@ -5,7 +5,6 @@ import importlib
 import json
 import math
 import os
-import pkgutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
@@ -262,15 +261,16 @@ def train_and_read(
     """Train what has not finished before; return a report of the finished runs, None of none, and the failed runs."""
     from lightning_fire.experiments import phases, returns
     from lightning_fire.experiments.chunks import Metric
+    from lightning_fire.experiments.functions import FunctionReport
     from lightning_fire.experiments.logs import Curves, read_curves
     from lightning_fire.experiments.runner import train
     from lightning_fire.experiments.streams import report_of_chunks
 
     declared = "phases" if runs[0].branch else declared_report(runs[0])
-    loss = declared == "loss" and options.metric is None
-    metric = Metric("val/loss", "min") if loss else Metric(options.metric or "val/accuracy", options.mode)
-    needs = {"phases": phases.NEEDS, "return": returns.NEEDS}.get(declared, metric.needs)
-    if declared in ("accuracy", "loss"):
+    metric = Metric(*metric_of(runs[0], declared, options))
+    known = {"phases": phases.NEEDS, "return": returns.NEEDS, "function": {metric.key: "the function of the recipe"}}
+    needs = known.get(declared, metric.needs)
+    if declared in ("accuracy", "loss", "function"):
         runs = [
             replace(run, needs=metric.key, start=run.start and replace(run.start, needs=metric.key)) for run in runs
         ]
@@ -300,6 +300,8 @@ def train_and_read(
         report = phases.PhaseReport(curves, reference, first, taken)
     elif declared == "return":
         report = returns.ReturnReport(curves, reference)
+    elif declared == "function":
+        report = FunctionReport(curves, reference, metric)
     else:
         report = report_of_chunks(curves, reference, metric)
     report.mode = metric.mode
@@ -316,7 +318,7 @@ def with_monitor(runs: Sequence[Run]) -> list[Run]:
         return any(map(has_monitor, inner))
 
     without = [run.method for run in runs if not has_monitor(run.recipe())]
-    if runs[0].branch or declared_report(runs[0]) == "return" or not without:
+    if runs[0].branch or declared_report(runs[0]) in ("return", "function") or not without:
         return list(runs)
     if len(without) < len(runs):
         raise ValueError(
@@ -326,20 +328,39 @@ def with_monitor(runs: Sequence[Run]) -> list[Run]:
     return [replace(run, extra=merged(run.extra, {"trainer": {"callbacks+": [_MONITOR]}})) for run in runs]
 
 
+def metric_of(run: Run, declared: str, options: argparse.Namespace) -> tuple[str, str]:
+    """Return the key of the metric that is compared, and whether its `max` or `min` is best.
+
+    Raises:
+        ValueError: If a run trains by a function, and neither `--metric` nor its recipe names what is compared.
+    """
+    if options.metric is not None:
+        return options.metric, options.mode
+    if declared != "function":
+        return ("val/loss", "min") if declared == "loss" else ("val/accuracy", options.mode)
+    train = run.recipe()["train"]
+    if not isinstance(train, Mapping) or not train.get("metric"):
+        raise ValueError("name what the function logs and is to be compared, with --metric, or as train.metric")
+    return str(train["metric"]), str(train.get("mode", options.mode))
+
+
 def declared_report(run: Run) -> str:
-    """Return which report the data of a run declares, see `contracts.HasReport`; a ValueError if there is no such."""
-    data = run.recipe().get("data")
+    """Return which report the data of a run declares, see `contracts.HasReport`; a ValueError if there is no such.
+
+    `"function"` if the run trains by a function.
+    """
+    if "train" in (recipe := run.recipe()):
+        return "function"
+    data = recipe.get("data")
     path = data.get("class_path") if isinstance(data, Mapping) else data
     if not isinstance(path, str):
         return "accuracy"  # the run itself reports it
+    from lightning_fire.recipe.function import imported
+
     sys.path.insert(0, here := os.getcwd())  # as the program that trains has it
     try:
         ours = importlib.import_module("lightning_fire.data")
-        kind = pkgutil.resolve_name(path) if "." in path else getattr(ours, path, None)
-    except ModuleNotFoundError as error:
-        raise ValueError(f"data: there is no module {error.name}, installed or in the present folder") from None
-    except Exception as error:  # the module is the user's, and may raise anything
-        raise ValueError(f"data: {path} cannot be imported: {type(error).__name__}: {error}") from None
+        kind = imported("data", path) if "." in path else getattr(ours, path, None)
     finally:
         sys.path.remove(here)
     report = getattr(kind, "report", "accuracy")

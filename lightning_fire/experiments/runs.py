@@ -38,7 +38,7 @@ class Run:
         saves: Names of the checkpoints that others continue from, and after how many epochs each is saved: a number;
             `best`, that with the lowest `val/loss`; None, those of the first chunk. `START` ends the training.
         kept: Whether these stay when the others have finished, for methods that are added later.
-        needs: Key that its validation has to log; empty: unknown.
+        needs: Key that its validation, or its function, has to log; empty: unknown.
     """
 
     method: str
@@ -80,6 +80,13 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """Return the configuration of this run that comes on top of those of recipe and method."""
         recipe = self.recipe()
+        if "train" in recipe:
+            log = {
+                "class_path": "lightning_fire.experiments.training.RunLog",
+                "init_args": {"folder": str(self.folder)},
+            }
+            train = {"log": log} | ({"metric": self.needs} if self.needs else {})
+            return merged({"seed_everything": self.seed, "train": train}, self.extra)
         parts: list[Any] = [recipe.get("data"), recipe.get("trainer")]
         data, trainer = (part if isinstance(part, dict) else {} for part in parts)  # of others the run reports an error
         report: dict[str, Any] = {"path": str(self.folder / PROGRESS), "needs": self.needs}

@@ -13,11 +13,13 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from torch import Tensor
 
 from lightning_fire._lightning import draw_seeds_of_loaders, random_states, set_random_states, undeclared
 from lightning_fire.contracts import HasChunkAt, chunk_of, num_chunks_of, offers
 from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS, START, Run, at_work_in
 from lightning_fire.recipe.continued_logs import first_new_step
+from lightning_fire.recipe.function import FunctionLog
 from lightning_fire.recipe.recipe import BEST, as_yaml
 
 SAVE_SECONDS = "LIGHTNING_FIRE_SAVE_SECONDS"
@@ -92,11 +94,41 @@ class RunProgress(NamedTuple):
     ended: bool = False  # its fit
     began: int = 0  # epochs done when this process began
 
+    def write(self, path: Path) -> None:
+        """Write a file; a reader sees the old one or the new one, never half of one."""
+        unfinished = path.with_suffix(".new")
+        unfinished.write_text(json.dumps(self))
+        unfinished.replace(path)
+
 
 def read_progress(folder: Path) -> RunProgress | None:
     """Return what a run has written; None before its first epoch has ended."""
     path = folder / PROGRESS
     return RunProgress(*json.loads(path.read_text())) if path.is_file() else None
+
+
+def end_with_comparison() -> None:
+    """End this process at once if the comparison has been killed, or the process that started this one.
+
+    A fork server lives as long as its forks; their `multiprocessing.parent_process()` is the comparison.
+    """
+    parent, comparison = os.environ.get(PARENT), multiprocessing.parent_process()
+    orphan = os.name == "posix" and parent is not None and os.getppid() != int(parent)
+    if orphan or (comparison is not None and not comparison.is_alive()):
+        os._exit(1)  # without leaving anything more in the folder
+
+
+class RunLog(FunctionLog):
+    """The log of a run that trains by a function, which ends with its comparison, and counts as one epoch."""
+
+    def __call__(self, key: str, value: float | Tensor, step: int) -> None:
+        end_with_comparison()
+        super().__call__(key, value, step)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        super().__exit__(kind, *rest)
+        if kind is None:
+            RunProgress(1, 1, 1, 0, ended=True).write(self.folder / PROGRESS)
 
 
 class ReportProgress(Checkpoint):
@@ -121,14 +153,9 @@ class ReportProgress(Checkpoint):
         self._lowest, self._validated, self._ends = float("inf"), False, False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """End at once if the comparison has been killed, or the process that started this one.
-
-        A fork server lives as long as its forks; their `multiprocessing.parent_process()` is the comparison.
-        """
-        parent, comparison = os.environ.get(PARENT), multiprocessing.parent_process()
-        orphan = os.name == "posix" and parent is not None and os.getppid() != int(parent)
-        if trainer.is_global_zero and (orphan or (comparison is not None and not comparison.is_alive())):
-            os._exit(1)  # without leaving anything more in the folder
+        """End at once if the comparison has been killed."""
+        if trainer.is_global_zero:
+            end_with_comparison()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.setup(trainer, pl_module, "fit")
@@ -215,13 +242,11 @@ class ReportProgress(Checkpoint):
         self._write(trainer, trainer.current_epoch, ended=True)
 
     def _write(self, trainer: Trainer, epoch: int, ended: bool) -> None:
-        """Write the progress; a reader sees the old file or the new one, never half of one."""
+        """Write the progress."""
         if trainer.is_global_zero:
-            data, unfinished = undeclared(trainer).datamodule, self.path.with_suffix(".new")
+            data = undeclared(trainer).datamodule
             chunk, chunks = (chunk_of(data) or 0) + 1, num_chunks_of(data) or 0
-            now = RunProgress(epoch, undeclared(trainer).max_epochs, chunk, chunks, ended, self.began)
-            unfinished.write_text(json.dumps(now))
-            unfinished.replace(self.path)
+            RunProgress(epoch, undeclared(trainer).max_epochs, chunk, chunks, ended, self.began).write(self.path)
 
     def _save(self, trainer: Trainer, name: str) -> None:
         """Save a checkpoint of this very training, with the random states, in full or not at all."""

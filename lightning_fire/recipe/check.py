@@ -17,8 +17,7 @@ _BASES = (Callback, LightningDataModule, LightningModule, nn.Module)  # built fr
 
 def check_recipe(config: Mapping[str, Any], empty: Sequence[Sequence[str]]) -> None:
     """Check a recipe before anything is built."""
-    if unknown := [".".join(key) for key in empty if not _arrived(config, key)]:
-        raise ValueError(f"unknown key {', '.join(unknown)}")
+    require_known(config, empty)
     trainer, seed = config["trainer"], config["seed_everything"]
     if not isinstance(trainer, Mapping):
         raise ValueError(f"trainer must hold keys with values, got {trainer!r}")
@@ -46,6 +45,12 @@ def check_recipe(config: Mapping[str, Any], empty: Sequence[Sequence[str]]) -> N
         raise ValueError(f"ckpt_path: {path} is not a checkpoint")
     if Path(path).is_file() and config.get("weights_only") is not False:
         load_pickled(Path(path))  # raises an error if it is broken, or would run code
+
+
+def require_known(config: Mapping[str, Any], empty: Sequence[Sequence[str]]) -> None:
+    """Raise a ValueError for keys whose value is `{}` and that are not in a configuration."""
+    if unknown := [".".join(key) for key in empty if not _arrived(config, key)]:
+        raise ValueError(f"unknown key {', '.join(unknown)}")
 
 
 def _arrived(config: Any, key: Sequence[str]) -> bool:

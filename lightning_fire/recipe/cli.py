@@ -24,6 +24,7 @@ from lightning_fire.cli import DESCRIPTION, is_ours
 from lightning_fire.contracts import num_chunks_of
 from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.continued_logs import continue_logs, keep_rows
+from lightning_fire.recipe.function import train_by_function, written
 from lightning_fire.recipe.parser import METHOD_KEYS, RecipeParser, add_method_keys, callbacks_of
 from lightning_fire.recipe.recipe import VANILLA, as_yaml, extended, find_recipe
 from lightning_fire.where import Parameters, Weights
@@ -144,9 +145,12 @@ def select(args: Sequence[str]) -> str:
     return text
 
 
-def run(words: Sequence[str]) -> RecipeCLI:
+def run(words: Sequence[str]) -> Any:
     """Run `lightning-fire fit`, `validate` or `test`, the first of the words."""
-    return RecipeCLI([*words[:1], *_without_recipe(words[1:])])
+    words = [*words[:1], *_without_recipe(words[1:])]
+    if "train" in (given := written(words)):
+        return train_by_function(words, given)
+    return RecipeCLI(words)
 
 
 def _without_recipe(words: Sequence[str]) -> list[str]:

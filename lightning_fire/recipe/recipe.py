@@ -1,4 +1,4 @@
-"""A recipe: one YAML file of an experiment, with a model, data, a Trainer, and the methods to compare on them."""
+"""A recipe: one YAML file of an experiment, with a model, data and a Trainer, or a function, and methods to compare."""
 
 import re
 from collections.abc import Mapping

@@ -139,7 +139,7 @@ def parse_recipe(*layers: Mapping[str, Any], words: Sequence[str] = ()) -> Names
 def check_yaml(code: str) -> None:
     """Raise an error, or exit, unless a YAML block is part of a recipe, or a space of hyper-parameters to try.
 
-    Keys of a recipe come on top of the quick start, `…` stands for what is there.
+    Keys of a recipe come on top of the quick start, `…` stands for what is there. One with a function is trained.
     """
     content = {key: value for key, value in yaml.safe_load(code).items() if value != "…"}
     quick_start = yaml.safe_load((SHIPPED / "quick_start.yaml").read_text())
@@ -154,6 +154,10 @@ def check_yaml(code: str) -> None:
         return
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     recipe = find_recipe(path)
+    if "train" in content:
+        for method in (VANILLA, *recipe.methods):
+            main(["fit", str(path), "--method", method])
+        return
     below = {key: value for key, value in quick_start.items() if key != "methods" and not _replaces(content.get(key))}
     for method in (VANILLA, *recipe.methods):
         config = parse_recipe(below, *recipe.layers(method))
