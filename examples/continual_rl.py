@@ -12,17 +12,15 @@ import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
 from lightning_fire import EveryNSteps, Parameters, Weights
+from lightning_fire.board.changing_pendulum import LENGTH, ChangingPendulum
 from lightning_fire.functional import dormant_fraction
 from lightning_fire.integrations.stable_baselines3 import PlasticityCallback
 from lightning_fire.methods import (
@@ -42,77 +40,7 @@ EVERY_MATRIX = Weights(vectors=True)  # with the head of values, of one row
 METHODS = ("vanilla", *RESETS, "fire", "fire_procrustes")
 ENVIRONMENTS, STEPS, ROLLOUTS = 32, 64, 15  # side by side, steps of each in a rollout, rollouts in a task
 TIMESTEPS = ENVIRONMENTS * STEPS * ROLLOUTS  # of a task: 30,720
-LENGTH = 200  # steps of an episode, as in gymnasium
 LAST = 5  # tasks at the end that the table is about
-
-
-class ChangingPendulum(VecEnv):
-    """Pendulums side by side, and a new task after every `steps` steps of each.
-
-    The reward is gymnasium's divided by 8, plus 1: mostly in [0, 1].
-    """
-
-    def __init__(self, number: int, seed: int, steps: int, task: int = 0):
-        super().__init__(number, spaces.Box(-2, 2, (3,), np.float32), spaces.Discrete(3))
-        self.random, self.task_seed, self.steps = np.random.default_rng([seed, task, 1]), seed, steps
-        self.done_steps, self.rewards = 0, []
-        self.begin(task)
-
-    def begin(self, task: int) -> None:
-        random = np.random.default_rng([self.task_seed, task])
-        self.task, self.order, self.signs = task, random.permutation(3), random.choice([-1, 1], 3)
-        self.torques = random.permutation([-2.0, 0.0, 2.0])
-        self.gravity, self.length = random.uniform(8, 12), random.uniform(0.8, 1.2)
-
-    def reset(self) -> np.ndarray:
-        self.angle, self.speed, self.age = np.zeros((3, self.num_envs))
-        self.restart(np.ones(self.num_envs, bool))
-        if self.steps:
-            self.age = self.random.integers(0, LENGTH, self.num_envs)  # episodes that do not end all at once
-        return self.observations()
-
-    def restart(self, chosen: np.ndarray) -> None:
-        self.angle[chosen] = self.random.uniform(-np.pi, np.pi, chosen.sum())
-        self.speed[chosen] = self.random.uniform(-1, 1, chosen.sum())
-        self.age[chosen] = 0
-
-    def observations(self) -> np.ndarray:
-        seen = np.stack([np.cos(self.angle), np.sin(self.angle), self.speed / 4], axis=1)
-        return (self.signs * seen[:, self.order]).astype(np.float32)
-
-    def step_async(self, actions: np.ndarray) -> None:
-        self.torque = self.torques[actions]
-
-    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        from_top = (self.angle + np.pi) % (2 * np.pi) - np.pi
-        cost = from_top**2 + 0.1 * self.speed**2 + 0.001 * self.torque**2
-        acceleration = 1.5 * self.gravity / self.length * np.sin(self.angle) + 3 / self.length**2 * self.torque
-        self.speed = np.clip(self.speed + 0.05 * acceleration, -8, 8)
-        self.angle = self.angle + 0.05 * self.speed
-        self.age, self.done_steps = self.age + 1, self.done_steps + 1
-        self.rewards.append(-cost)
-        change = self.steps and self.done_steps % self.steps == 0
-        done = (self.age >= LENGTH) | bool(change)
-        infos: list[dict[str, Any]] = [{} for _ in done]
-        if done.any():
-            last = self.observations()
-            for i in np.flatnonzero(done):  # PPO then takes the value of the last observation into account
-                infos[i] = {"terminal_observation": last[i], "TimeLimit.truncated": True}
-            self.restart(done)
-        if change:
-            self.begin(self.task + 1)
-        return self.observations(), (1 - cost / 8).astype(np.float32), done, infos
-
-    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        return [False] * self.num_envs
-
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        return [getattr(self, attr_name, None)] * self.num_envs
-
-    def env_method(self, *args: Any, **options: Any) -> Any:
-        raise NotImplementedError("PPO does not ask for it")
-
-    close = set_attr = env_method
 
 
 class Results(BaseCallback):
@@ -137,12 +65,8 @@ class Results(BaseCallback):
     def note(self) -> None:
         env, policy, task = self.training_env, self.model.policy, len(self.rows)
         online, env.rewards = LENGTH * float(np.mean(env.rewards)), []
-        judge = ChangingPendulum(64, env.task_seed, steps=0, task=task)
-        seen = [torch.as_tensor(judge.reset())]
-        for _ in range(LENGTH):
-            judge.step_async(policy.get_distribution(seen[-1]).mode().numpy())
-            seen.append(torch.as_tensor(judge.step_wait()[0]))
-        self.observations = torch.cat(seen[:-1])
+        judge = ChangingPendulum(64, env.task_seed, steps=0, task=task, length=LENGTH)
+        offline, self.observations = judge.play(lambda seen: policy.get_distribution(seen).mode())
         dormant = []
         for hidden, layers in zip([self.observations] * 2, policy.mlp_extractor.children(), strict=True):
             for layer in layers:
@@ -151,7 +75,7 @@ class Results(BaseCallback):
                     dormant.append(float(dormant_fraction(hidden.mean(0), 0.025)))
         result = {
             "task": task,
-            "return": LENGTH * float(np.mean(judge.rewards)),
+            "return": offline,
             "online_return": online,
             "dormant_fraction": float(np.mean(dormant)),
             "weight_norm": float(nn.utils.parameters_to_vector(policy.parameters()).norm()),
@@ -165,7 +89,7 @@ def agent_of(seed: int) -> PPO:
     adam = {"eps": 1e-8, "fused": True}
     return PPO(
         "MlpPolicy",
-        ChangingPendulum(ENVIRONMENTS, seed, STEPS * ROLLOUTS),
+        ChangingPendulum(ENVIRONMENTS, seed, STEPS * ROLLOUTS, length=LENGTH),
         learning_rate=3e-3,
         n_steps=STEPS,
         batch_size=512,

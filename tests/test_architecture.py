@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "data": {"_lightning", "data", "experience", "messages"},
     "modules": {"_lightning", "metrics", "nets", "modules"},
     "experiments": {"_lightning", "callbacks", "checkpoints", "experiments", "messages", "methods", "recipe", "when"},
-    "board": {"board", "experiments", "recipe"},
+    "board": {"board", "experiments", "integrations", "methods", "recipe", "when"},
     "checkpoints": {"functional", "where", "checkpoints", "cli"},
     "recipe": {
         "_lightning",
