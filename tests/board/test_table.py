@@ -5,28 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from board_rows import SUITE, around, row
 from scipy import stats
 
-from lightning_fire.board.row import Cell, Row
-from lightning_fire.board.suite import read_suite
 from lightning_fire.board.table import best_of, cells, differences, gains, table
 
-SUITE = read_suite()
 TASKS = list(SUITE.tasks)
-SEEDS = range(10)
-
-
-def row(method, **values):
-    """Return a row of a method: by task its values, those of vanilla and those of scratch."""
-    of = {
-        task: Cell(*(dict(enumerate(v)) for v in three), setting={}, tried={}, curve=[], seconds=1.0, recipe="")
-        for task, three in values.items()
-    }
-    return Row(method, {}, "", {}, "", of)
-
-
-def around(rng, middle, spread=0.01):
-    return list(rng.normal(middle, spread, len(SEEDS)))
 
 
 def test_the_intervals_are_those_of_paired_t_tests_by_holm():
