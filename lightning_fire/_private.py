@@ -98,11 +98,15 @@ def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
     return module._modules
 
 
-def copy_with_empty_parameters(layer: nn.Module) -> nn.Module:
-    """Return a shallow copy of a layer with uninitialized parameters of its own; it shares everything else."""
+def copy_with_own_tensors(layer: nn.Module) -> nn.Module:
+    """Return a copy of a layer and of those in it, with tensors of their own; they share everything else."""
     copied = copy.copy(layer)
     copied._parameters = {
-        name: None if value is None else nn.Parameter(torch.empty_like(value))
+        name: None if value is None else nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)
         for name, value in layer._parameters.items()
+    }
+    copied._buffers = {name: None if value is None else value.clone() for name, value in layer._buffers.items()}
+    copied._modules = {
+        name: None if child is None else copy_with_own_tensors(child) for name, child in layer._modules.items()
     }
     return copied

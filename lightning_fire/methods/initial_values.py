@@ -1,11 +1,13 @@
 """The two states to which a network can be reset: its initial values, and a fresh draw."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightning_fire._private import copy_with_own_tensors
 from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.distributed import gathered
 from lightning_fire.methods.base.all_or_nothing import distinct, restore
@@ -63,6 +65,19 @@ def fresh_values(model: nn.Module | Sequence[nn.Module], seed: int) -> dict[str,
         return {name: tensor.clone() for name, tensor in tensors.items()}
     finally:
         restore(former)
+
+
+@torch.no_grad()
+def drawn_by(layer: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Draw the parameters of one layer by its `reset_parameters`, without writing into the layer even for a moment.
+
+    Returns:
+        Its own parameters by name, not those of layers in it. The global random state stays as it is.
+    """
+    copied: Any = copy_with_own_tensors(layer)
+    with seeded(seed, {parameter.device for parameter in layer.parameters()}):
+        copied.reset_parameters()
+    return {name: parameter.detach() for name, parameter in copied.named_parameters(recurse=False)}
 
 
 def seed_of_draw(seed: int, number: int) -> int:

@@ -101,3 +101,22 @@ def test_units_of_float64_weights_are_replaced(score, default):
     finally:
         torch.set_default_dtype(former)
     assert at_work.metrics() == {"units": 12.0}
+
+
+class Counting(nn.Linear):
+    """Its `reset_parameters` also resets a buffer."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.register_buffer("seen", torch.tensor(5.0))
+
+    def reset_parameters(self):
+        super().reset_parameters()
+        if hasattr(self, "seen"):
+            self.seen.zero_()
+
+
+def test_a_draw_leaves_the_buffers_of_the_layer_alone():
+    model, x = nn.Sequential(Counting(2, 4), nn.ReLU(), nn.Linear(4, 1)), torch.ones(3, 2)
+    assert ReDo(threshold=100.0)(model, Loop(forward=lambda: model(x)))["units"] == 4
+    assert model[0].seen == 5

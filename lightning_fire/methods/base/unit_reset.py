@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_fire._private import copy_with_empty_parameters, is_compiled, is_in_backward, show_hooks
+from lightning_fire._private import is_compiled, is_in_backward, show_hooks
 from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.distributed import warn
 from lightning_fire.methods.base.all_or_nothing import Write
@@ -22,10 +22,9 @@ from lightning_fire.methods.base.copies import copies_in
 from lightning_fire.methods.base.ignored_passes import is_ignored
 from lightning_fire.methods.base.method import Attached, Method, verified
 from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of
-from lightning_fire.methods.base.seeded import seeded
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.transfers import sent
-from lightning_fire.methods.initial_values import seed_of_draw
+from lightning_fire.methods.initial_values import drawn_by, seed_of_draw
 from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.trained import leaves_out
@@ -351,7 +350,4 @@ def _columns(view: WeightView, tensor: Tensor) -> Tensor:
 
 
 def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:
-    with seeded(seed, {layer.incoming.parameter.device}):
-        stand_in: Any = copy_with_empty_parameters(layer.layer)
-        stand_in.reset_parameters()
-    return layer.incoming.of(stand_in.weight).read()
+    return layer.incoming.of(drawn_by(layer.layer, seed)["weight"]).read()
