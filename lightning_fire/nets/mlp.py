@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 Normalization = Literal["none", "layer", "batch"]
-Activation = Literal["relu", "crelu"]
+Activation = Literal["relu", "crelu", "prelu", "aid"]
 
 
 class CReLU(nn.Module):
@@ -22,6 +22,30 @@ class CReLU(nn.Module):
         return torch.cat([inputs, -inputs], dim=-1).relu()
 
 
+class AID(nn.Module):
+    """Activation by interval-wise dropout: max(x, 0) with probability p, otherwise min(x, 0), for each value.
+
+    In evaluation, the mean of both: p · x above 0, (1 − p) · x below. Source: Park et al., Activation by interval-wise
+    dropout: a simple way to prevent neural networks from plasticity loss, ICML 2025.
+
+    Args:
+        p: Probability of the ReLU, in [0, 1] (paper: tuned, 0.9 for random labels, 0.99 for permuted inputs).
+    """
+
+    def __init__(self, p: float = 0.9):
+        super().__init__()
+        self.p = p
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return values of the shape of `inputs`."""
+        if not self.training:
+            return self.p * inputs.clamp(min=0) + (1 - self.p) * inputs.clamp(max=0)
+        return torch.where(torch.rand_like(inputs) < self.p, inputs.clamp(min=0), inputs.clamp(max=0))
+
+
+_PLAIN = {"relu": nn.ReLU, "crelu": CReLU, "aid": AID}
+
+
 class MLP(nn.Module):
     """Linear layers with a nonlinearity between them, by PyTorch's default initialisation.
 
@@ -30,7 +54,8 @@ class MLP(nn.Module):
         outputs: Output dimension, such as the number of classes.
         hidden: Widths of the hidden layers.
         normalization: Of hidden layers, before the nonlinearity: `none`, `layer` (LayerNorm) or `batch` (BatchNorm).
-        activation: `relu`, or `crelu`, which doubles the inputs of the next layer.
+        activation: `relu`; `crelu`, which doubles the inputs of the next layer; `prelu`, whose slope below 0 each unit
+            learns, as AdaLin makes of a ReLU (Rohani et al., CoLLAs 2025); or `aid`, see `AID`.
 
     Raises:
         ValueError: If a width is below 1, or an option is not known.
@@ -60,14 +85,14 @@ class MLP(nn.Module):
             raise ValueError(
                 f"all widths must be at least 1, got inputs, hidden layers and outputs {[inputs, *hidden, outputs]}"
             )
-        wider, nonlinearity = (2, CReLU) if activation == "crelu" else (1, nn.ReLU)
+        wider = 2 if activation == "crelu" else 1
         normalize = {"none": None, "layer": nn.LayerNorm, "batch": nn.BatchNorm1d}[normalization]
         widths = [inputs, *(width * wider for width in hidden)]
         self.layers = nn.Sequential(nn.Flatten())
         for width, following in zip(widths, hidden, strict=False):
-            self.layers.extend(
-                [nn.Linear(width, following), *([normalize(following)] if normalize else []), nonlinearity()]
-            )
+            nonlinearity = nn.PReLU(following) if activation == "prelu" else _PLAIN[activation]()
+            normalized = [normalize(following)] if normalize else []
+            self.layers.extend([nn.Linear(width, following), *normalized, nonlinearity])
         self.head = nn.Linear(widths[-1], outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:

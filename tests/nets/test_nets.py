@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, gelu, layer_norm
 
 from lightning_fire.nets import MLP, VGG, ResNet, ViT
+from lightning_fire.nets.mlp import AID
 
 SMALL = {
     "resnet": (ResNet, {"in_channels": 1, "widths": [16, 32, 64], "blocks": [1, 1, 1], "head_width": None}),
@@ -197,9 +198,13 @@ def test_impossible_sizes(net_class, arguments, message):
 
 
 @pytest.mark.parametrize("normalization", ["none", "layer", "batch"])
-@pytest.mark.parametrize("activation", ["relu", "crelu"])
+@pytest.mark.parametrize("activation", ["relu", "crelu", "prelu", "aid"])
 def test_an_mlp_normalizes_before_its_nonlinearity(normalization, activation):
     net, x = MLP(6, 3, [5, 4], normalization, activation), torch.randn(7, 2, 3)
+    slope = {"relu": 0.0, "crelu": 0.0, "prelu": 0.25, "aid": 0.1}[activation]
+    above = 0.9 if activation == "aid" else 1.0
+    for layer in net.layers if activation == "aid" else ():
+        layer.train(not isinstance(layer, AID))
     expected = x.flatten(1)
     linear = [layer for layer in net.layers if isinstance(layer, nn.Linear)]
     for layer in linear:
@@ -209,8 +214,25 @@ def test_an_mlp_normalizes_before_its_nonlinearity(normalization, activation):
             variance = expected.var(dim, keepdim=True, correction=0)
             expected = (expected - expected.mean(dim, keepdim=True)) / (variance + 1e-5).sqrt()
         halves = [expected, -expected] if activation == "crelu" else [expected]
-        expected = torch.cat(halves, 1).clamp(min=0)
+        joined = torch.cat(halves, 1)
+        expected = torch.where(joined > 0, above * joined, slope * joined)
     torch.testing.assert_close(net(x), net.head(expected))
+
+
+def test_each_unit_of_a_prelu_has_its_slope():
+    net = MLP(6, 3, [5, 4], activation="prelu")
+    assert [layer.weight.shape for layer in net.layers if isinstance(layer, nn.PReLU)] == [(5,), (4,)]
+
+
+def test_interval_wise_dropout_passes_one_side_of_each_value():
+    torch.manual_seed(0)
+    layer, x = AID(p=0.7), torch.randn(20000)
+    output = layer(x)
+    assert torch.equal(output.where(output != 0, x), x)
+    assert float((output[x > 0] != 0).float().mean()) == pytest.approx(0.7, abs=0.02)
+    assert float((output[x < 0] != 0).float().mean()) == pytest.approx(0.3, abs=0.02)
+    torch.testing.assert_close(layer.eval()(x), torch.where(x > 0, 0.7 * x, 0.3 * x))
+    assert torch.equal(AID(p=1.0)(x), x.relu())
 
 
 @pytest.mark.parametrize("option", ["normalization", "activation"])
