@@ -22,7 +22,7 @@ from lightning_fire.functional.penalties import (
     unit_scale_gradient,
     unit_scale_penalty,
 )
-from lightning_fire.functional.projection import project_to_norm
+from lightning_fire.functional.projection import project_to_norm, soft_rescaling
 from lightning_fire.functional.ranks import (
     entropy_rank,
     entropy_rank_gradient,
@@ -53,6 +53,7 @@ from lightning_fire.functional.units import (
     inter_firing_threshold,
     least_useful,
 )
+from lightning_fire.functional.weight_utility import below_mean, gradient_utility, lowest
 
 __all__ = [
     "NEVER",
@@ -60,6 +61,7 @@ __all__ = [
     "Eigenvalue",
     "activity_score_bounds",
     "as_matrices",
+    "below_mean",
     "bias_gradient",
     "bias_penalty",
     "contribution_utility",
@@ -78,6 +80,7 @@ __all__ = [
     "feature_covariance_shift",
     "feature_covariance_shift_of",
     "fire",
+    "gradient_utility",
     "hessian_bound",
     "hessian_product",
     "inter_firing_threshold",
@@ -86,6 +89,7 @@ __all__ = [
     "largest_eigenvalue",
     "least_useful",
     "loss_curvature",
+    "lowest",
     "muon_direction",
     "optimization_readiness",
     "optimization_readiness_of",
@@ -101,6 +105,7 @@ __all__ = [
     "shrink_and_perturb",
     "singular_values",
     "singular_values_of_gram",
+    "soft_rescaling",
     "spectral_gradient",
     "spectral_penalty",
     "srank",

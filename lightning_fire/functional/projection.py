@@ -1,4 +1,4 @@
-"""Projection of weights to a norm (Normalize-and-Project)."""
+"""Projection of weights to a norm (Normalize-and-Project), and soft rescaling towards one."""
 
 import torch
 from torch import Tensor
@@ -25,6 +25,29 @@ def project_to_norm(weight: Tensor, norm: Tensor | float) -> Tensor:
     """
     moderate, _, present = _in_range(weight)
     return (moderate * torch.where(present > 0, norm / present, 1.0)).to(weight.dtype)
+
+
+def soft_rescaling(norm: Tensor, initial: Tensor | float, strength: float) -> Tensor:
+    """Factor that moves the norm of a weight towards its initial one: (λ·‖W₀‖ + (1 − λ)·‖W‖) / ‖W‖.
+
+    Source: Oh et al., Recovering plasticity of neural networks via soft weight rescaling, arXiv 2507.04683, 2025.
+
+    Args:
+        norm: ‖W‖, at least 0.
+        initial: ‖W₀‖, at least 0.
+        strength: λ in [0, 1]; raises a ValueError outside.
+
+    Returns:
+        Shape of `norm`; 1 where the norm is 0.
+
+    Example:
+        >>> soft_rescaling(torch.tensor([2.0, 4.0, 0.0]), initial=2.0, strength=0.5)
+        tensor([1.0000, 0.7500, 1.0000])
+    """
+    if not 0 <= strength <= 1:
+        raise ValueError(f"`strength` must be in [0, 1], got {strength}")
+    whole = precise(norm)
+    return torch.where(whole > 0, strength * initial / whole + (1 - strength), 1.0).to(norm.dtype)
 
 
 def frobenius_norm(weight: Tensor) -> Tensor:

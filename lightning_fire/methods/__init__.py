@@ -23,10 +23,13 @@ from lightning_fire.methods.parseval import Parseval
 from lightning_fire.methods.plasticity_injection import InjectedHead, PlasticityInjection, wrap_heads
 from lightning_fire.methods.rank_ascent import RankAscent
 from lightning_fire.methods.redo import ReDo
+from lightning_fire.methods.selective_weight_reinit import SelectiveWeightReinit
 from lightning_fire.methods.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.methods.shrink_and_perturb import ShrinkAndPerturb, shrink_and_perturb_
+from lightning_fire.methods.soft_weight_rescaling import SoftWeightRescaling
 from lightning_fire.methods.spectral_regularization import SpectralRegularization
 from lightning_fire.methods.tortoise import Tortoise
+from lightning_fire.methods.weight_clipping import WeightClipping
 from lightning_fire.methods.weight_projection import WeightProjection
 
 METHODS: tuple[type[Method], ...] = (
@@ -39,11 +42,14 @@ METHODS: tuple[type[Method], ...] = (
     OptimizerReset,
     ContinualBackprop,
     SelfNormalizedReset,
+    SelectiveWeightReinit,
     L2Init,
     Parseval,
     SpectralRegularization,
     IsometryDecay,
     WeightProjection,
+    WeightClipping,
+    SoftWeightRescaling,
 )
 """All methods, from which tests, tables of the docs and the check of recipes are made."""
 
@@ -67,12 +73,15 @@ __all__ = [
     "RankAscent",
     "ReDo",
     "Report",
+    "SelectiveWeightReinit",
     "SelfNormalizedReset",
     "ShrinkAndPerturb",
+    "SoftWeightRescaling",
     "SpectralRegularization",
     "StepMethod",
     "Tortoise",
     "Training",
+    "WeightClipping",
     "WeightProjection",
     "dash_",
     "fire_",

@@ -75,6 +75,10 @@ CALLBACKS: dict[str, Callable[[When], Callback]] = {
     "snr_start_chunk": lambda when: lf.PlasticityCallback(
         lf.SelfNormalizedReset(0.1, 2, 30, expansion=1.5, where=HiddenUnits(exclude=["conv1"])), start_chunk=1
     ),
+    "selective_weight_reinit": lambda when: lf.PlasticityCallback(lf.SelectiveWeightReinit(0.1, every=3, seed=5)),
+    "selective_weight_reinit_magnitude": lambda when: lf.PlasticityCallback(
+        lf.SelectiveWeightReinit(0.1, 4, "magnitude", "proportional", "mean", optimizer_state="touched"), start_chunk=1
+    ),
     "l2_init": lambda when: lf.PlasticityCallback(lf.L2Init(1e-2)),
     "l2_init_where": lambda when: lf.PlasticityCallback(lf.L2Init(1e-1, where=HEAD), start_chunk=1),
     "parseval": lambda when: lf.PlasticityCallback(lf.Parseval(1e-3, norms=True)),
@@ -84,6 +88,8 @@ CALLBACKS: dict[str, Callable[[When], Callback]] = {
     "feature_rank": lambda when: lf.FeatureRank(lr=1e-2, every_n_batches=2),
     "weight_projection": lambda when: lf.PlasticityCallback(lf.WeightProjection()),
     "weight_projection_where": lambda when: lf.PlasticityCallback(lf.WeightProjection(Weights(preset="cnn"))),
+    "weight_clipping": lambda when: lf.PlasticityCallback(lf.WeightClipping()),
+    "soft_weight_rescaling": lambda when: lf.PlasticityCallback(lf.SoftWeightRescaling(0.1, classifier=0.01)),
     "hare_and_tortoise": lambda when: lf.HareAndTortoise(when or EveryNEpochs(1), momentum=0.8),
     "plasticity_injection": lambda when: lf.PlasticityCallback(lf.PlasticityInjection("net.head"), when),
     "plasticity_injection_keep": lambda when: lf.PlasticityCallback(

@@ -18,6 +18,7 @@ from lightning_fire.methods import (
     Loop,
     PlasticityInjection,
     ReDo,
+    SelectiveWeightReinit,
     SelfNormalizedReset,
     ShrinkAndPerturb,
 )
@@ -31,6 +32,7 @@ CASES = {kind.name: made(kind, "head") for kind in METHODS} | {
     "dash_of_all_state": DASH(num_batches=2, optimizer_state="all"),
     "continual_backprop": ContinualBackprop(replacement_rate=1.0, maturity=0),
     "snr": SelfNormalizedReset(rejection=0.5, max_silence=2),
+    "selective_weight_reinit": SelectiveWeightReinit(factor=0.3, every=1, optimizer_state="touched"),
 }
 
 

@@ -70,9 +70,12 @@ OBJECTS = {
     "SpectralRegularization": attached(lambda **options: methods.SpectralRegularization(0.1, **options)),
     "IsometryDecay": attached(lambda **options: methods.IsometryDecay(0.1, **options)),
     "WeightProjection": attached(methods.WeightProjection),
+    "WeightClipping": attached(methods.WeightClipping),
+    "SoftWeightRescaling": attached(methods.SoftWeightRescaling),
     "FeatureRank": lambda model, **options: methods.RankAscent(model, lambda: model(X), 0.1, **options),
     "ContinualBackprop": attached(methods.ContinualBackprop),
     "SelfNormalizedReset": attached(methods.SelfNormalizedReset),
+    "SelectiveWeightReinit": attached(methods.SelectiveWeightReinit),
 }
 
 
@@ -116,9 +119,8 @@ def test_what_is_no_optimizer(model, name, wrong, match):
 @pytest.mark.parametrize("name", [*WITH_WHERE, *OBJECTS])
 @pytest.mark.parametrize("wrong", ["cnn", ["head"], 3, Weights, nn.Linear(1, 1)])
 def test_what_is_no_selection(model, name, wrong):
-    kind = {"shrink_and_perturb_": "Parameters", "full_reset_": "Parameters", "L2Init": "Parameters"}.get(
-        name, "Weights"
-    )
+    on_parameters = ("shrink_and_perturb_", "full_reset_", "L2Init", "SelectiveWeightReinit")
+    kind = "Parameters" if name in on_parameters else "Weights"
     kind = "HiddenUnits" if name in ("ReDo", "FeatureRank", "ContinualBackprop", "SelfNormalizedReset") else kind
     with pytest.raises(TypeError, match=rf"`where` must be a selection such as {kind}\((preset|include)="):
         {**FUNCTIONS, **OBJECTS}[name](model, where=wrong)

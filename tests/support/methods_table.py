@@ -22,9 +22,12 @@ from lightning_fire import (
     PlasticityInjection,
     ReDo,
     Schedule,
+    SelectiveWeightReinit,
     SelfNormalizedReset,
     ShrinkAndPerturb,
+    SoftWeightRescaling,
     SpectralRegularization,
+    WeightClipping,
     WeightProjection,
 )
 from lightning_fire.methods import EventMethod, Method
@@ -39,6 +42,9 @@ def made(kind: type[Method], head: str = "net.5", target: str | None = None) -> 
         PlasticityInjection: {"head": head, "target": target},
         ContinualBackprop: {"replacement_rate": 0.2, "maturity": 2},
         SelfNormalizedReset: {"rejection": 0.9, "refresh_every": 2, "max_silence": 20},
+        SelectiveWeightReinit: {"factor": 0.3, "every": 3},
+        SoftWeightRescaling: {"strength": 0.2},
+        WeightClipping: {"bound": 0.5},
         **{kind: {"strength": 0.1} for kind in (L2Init, Parseval, SpectralRegularization, IsometryDecay)},
     }
     return kind(**options.get(kind, {}))
@@ -48,6 +54,9 @@ MADE: dict[str, Method] = {
     **{kind.name: made(kind) for kind in METHODS},
     "shrink_and_perturb_fresh": ShrinkAndPerturb(strength=0.5, fresh_seed=0),
     "full_reset_fresh": FullReset(fresh_seed=0),
+    "selective_weight_reinit_magnitude": SelectiveWeightReinit(
+        0.1, 2, "magnitude", "proportional", "mean", optimizer_state="touched"
+    ),
     "redo_gradient": ReDo(threshold=0.7, score="gradient"),
     **{
         f"{kind.name}_pre_activation": replace(made(kind), score="pre_activation")
@@ -62,7 +71,8 @@ KEYS = {  # one that it logs; those of a change of weights are the same
     PlasticityInjection: "plasticity_injection/frozen_parameters",
     ContinualBackprop: "continual_backprop/units",
     SelfNormalizedReset: "snr/threshold",
-    WeightProjection: None,
+    SelectiveWeightReinit: "selective_weight_reinit/weights",
+    **{kind: None for kind in (WeightProjection, WeightClipping, SoftWeightRescaling)},
     **{kind: f"{kind.name}/penalty" for kind in (L2Init, Parseval, SpectralRegularization, IsometryDecay)},
     **{kind: f"{kind.name}/sfe" for kind in (FIRE, ShrinkAndPerturb, FullReset, DASH)},
 }

@@ -218,3 +218,13 @@ def upgd(weights: list[Tensor], gradients: list[list[Tensor]], noises, lr, decay
                 scaled = 1 / (1 + math.exp(-average[i] / (1 - beta**step) / largest)) if largest else 0.5
                 flat[i] = (1 - lr * decay) * flat[i] - lr * (g + xi) * (1 - scaled)
     return [torch.tensor(flat, dtype=torch.float64).view_as(w) for flat, w in zip(values, weights, strict=True)]
+
+
+def least_useful_weights(weight: Tensor, gradient: Tensor | None, factor: float, number: int | None = None) -> set[int]:
+    """Flat positions of the weights of least |w · g|, or |w|: at most `factor` times the mean, or `number` of them."""
+    slopes = [1.0] * weight.numel() if gradient is None else gradient.flatten().tolist()
+    utility = [abs(w * g) for w, g in zip(weight.flatten().tolist(), slopes, strict=True)]
+    if number is not None:
+        return set(sorted(range(len(utility)), key=utility.__getitem__)[:number])
+    mean = sum(utility) / len(utility)
+    return {i for i, value in enumerate(utility) if value <= factor * mean}

@@ -1,0 +1,201 @@
+"""Selective weight reinitialization (Hernandez-Garcia et al., CoLLAs 2025)."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_fire.functional import below_mean, gradient_utility, lowest
+from lightning_fire.methods.base.all_or_nothing import Write
+from lightning_fire.methods.base.averages import averages_of
+from lightning_fire.methods.base.beginning import parts_of, starts_in
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.copies import copies_in
+from lightning_fire.methods.base.method import Attached, StepMethod
+from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.initial_values import drawn_by, not_resettable, seed_of_draw
+from lightning_fire.where import Parameters
+
+Utility = Literal["gradient", "magnitude"]
+Pruning = Literal["threshold", "proportional"]
+Redraw = Literal["resample", "mean"]
+State = Literal["keep", "touched"]
+
+
+@dataclass(frozen=True)
+class SelectiveWeightReinit(StepMethod):
+    """Re-initializes the least useful single weights after every so many optimizer steps.
+
+    The utility of a weight w is |w · ∂L/∂w|, with the gradient of the step just taken. In each parameter the weights
+    with a utility of at most `factor` times its mean get new values, drawn by the layer's `reset_parameters`. Since it
+    acts on single weights, it also acts behind normalization layers, and on biases and scales of such layers. Logs
+    `weights`, the number of weights re-initialized so far.
+
+    Args:
+        factor: Of the mean utility, at least 0; with `pruning="proportional"` the fraction of the weights, in [0, 1]
+            (paper: tuned, 1e-6 to 1e-1; 5e-4 for its ViT).
+        every: Optimizer steps from one reinitialization to the next (paper: tuned, 64 to 8192; 128 for its ViT).
+        utility: `"gradient"`: |w · ∂L/∂w|. `"magnitude"`: |w|.
+        pruning: `"threshold"`: the weights with at most `factor` times the mean utility of their parameter.
+            `"proportional"`: the fraction `factor` of the weights of each parameter, those with the lowest utility.
+        redraw: `"resample"`: new values by `reset_parameters`. `"mean"`: the mean of its distribution, 0, or the value
+            that it gives to all weights of a parameter, such as the 1 of the scales of normalization layers.
+        where: The parameters to act on. Default: `Parameters()`, all.
+        optimizer_state: `"keep"`, as the authors' code does; with `"touched"` the entries of new weights in the
+            optimizer's state begin again.
+        seed: Seed of the new values, the same on every rank.
+
+    Raises:
+        TypeError: If `where` is another kind of selection.
+        ValueError: If an argument is out of range, or a selected parameter is of a layer without `reset_parameters`.
+
+    Example:
+        >>> model = nn.Linear(100, 1, bias=False)
+        >>> method = SelectiveWeightReinit(0.1, every=2, utility="magnitude", pruning="proportional").attach(model)
+        >>> method.after_step()
+        >>> method.metrics()
+        {'weights': 0.0}
+        >>> method.after_step()
+        >>> method.metrics()
+        {'weights': 10.0}
+    """
+
+    name: ClassVar[str] = "selective_weight_reinit"
+    default_where: ClassVar[Parameters] = Parameters()
+
+    factor: float = 5e-4
+    every: int = 128
+    utility: Utility = "gradient"
+    pruning: Pruning = "threshold"
+    redraw: Redraw = "resample"
+    where: Parameters | None = None
+    optimizer_state: State = "keep"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = 1 if self.pruning == "proportional" else float("inf")
+        if not 0 <= self.factor <= most:
+            allowed = "in [0, 1]" if self.pruning == "proportional" else "at least 0"
+            raise ValueError(f"`factor` must be {allowed}, got {self.factor}")
+        if self.every < 1:
+            raise ValueError(f"`every` must be at least 1, got {self.every}")
+        options = {"utility": Utility, "pruning": Pruning, "redraw": Redraw, "optimizer_state": State}
+        for name, allowed_values in options.items():
+            if (value := getattr(self, name)) not in get_args(allowed_values):
+                allowed = " or ".join(map(repr, get_args(allowed_values)))
+                raise ValueError(f"`{name}` must be {allowed}, got {value!r}")
+
+    def check(self, model: nn.Module) -> Sequence[str]:
+        """Check that something is selected, and that its layers can draw it."""
+        if stuck := not_resettable(model, set(self.selection.select(model).values())):
+            raise ValueError(
+                f"{', '.join(stuck)} has parameters and no reset_parameters(), which draws the new values: give it one,"
+                " or leave it out, where=Parameters(exclude=[…])"
+            )
+        return super().check(model)
+
+    def begin(self, model: nn.Module, training: Training) -> "_Reinitialization":
+        """Select the parameters."""
+        self.check(model)
+        return _Reinitialization(self, model, training)
+
+
+class _Reinitialization(Attached):
+    """Selective weight reinitialization at work on a model."""
+
+    def __init__(self, method: SelectiveWeightReinit, model: nn.Module, training: Training):
+        self.method, self.model, self.training = method, model, training
+        left = set(method.selection.select(model).values())
+        self.layers: list[tuple[nn.Module, dict[str, nn.Parameter]]] = []  # with their selected parameters
+        for layer in model.modules():
+            own = {name: p for name, p in layer.named_parameters(recurse=False) if p in left}
+            self.layers += [(layer, own)] if own else []
+            left -= set(own.values())  # a tied one is that of its first layer
+        self.parameters = [p for _, own in self.layers for p in own.values()]
+        self.steps, self._gradients = 0, dict[Tensor, Tensor]()  # of the step that is taken
+        self.number = torch.zeros((), dtype=torch.int64, device=self.parameters[0].device)  # of weights re-initialized
+
+    @torch.no_grad()
+    def before_step(self, optimizer: Optimizer | None = None, gradient_scale: float = 1.0) -> None:
+        """Copy the gradients if weights are re-initialized after this step; their scale does not matter."""
+        if self.method.utility != "gradient" or (self.steps + 1) % self.method.every:
+            return
+        of = None if optimizer is None else {p for group in optimizer.param_groups for p in group["params"]}
+        stepped = [p for p in self.parameters if p.grad is not None and (of is None or p in of)]
+        self._gradients |= {p: p.grad.to_dense().clone() for p in stepped}  # type: ignore[union-attr]
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Count the step, and re-initialize weights if they are due."""
+        steps, number, parts = self.steps + 1, self.number, list[Write]()
+        if steps % self.method.every == 0:
+            seed = seed_of_draw(self.method.seed, steps // self.method.every)
+            chances, copies = random.Random(seed), self._copies()
+            for index, (layer, own) in enumerate(self.layers):
+                chosen = {name: mask for name, p in own.items() if (mask := self._chosen(p, chances)) is not None}
+                drawn = drawn_by(layer, seed + index) if chosen else {}
+                for name, mask in chosen.items():
+                    number = number + mask.sum().to(number.device)
+                    new = drawn[name] if self.method.redraw == "resample" else _mean(drawn[name])
+                    for tensor in (own[name], *copies.get(own[name], ())):
+                        parts += self._writes(tensor, mask, new)
+        done = partial(vars(self).update, steps=steps, number=number, _gradients={})
+        Change(parts=parts, then=done).make()
+
+    def _chosen(self, parameter: Tensor, chances: random.Random) -> Tensor | None:
+        """Return which weights of a parameter to re-initialize, bool of its shape; None without a gradient."""
+        if self.method.utility == "magnitude":
+            utility = parameter.abs()
+        elif parameter in self._gradients:
+            utility = gradient_utility(parameter, self._gradients[parameter])
+        else:
+            return None
+        if self.method.pruning == "threshold":
+            return below_mean(utility, self.method.factor)
+        whole, rest = divmod(self.method.factor * utility.numel(), 1)
+        return lowest(utility, int(whole) + (chances.random() < rest))
+
+    def _writes(self, tensor: Tensor, chosen: Tensor, new: Tensor) -> Iterator[Write]:
+        """Write new values of a parameter or a copy of it, and those of its state in the optimizers."""
+        chosen, new = chosen.to(tensor.device), new.to(tensor)
+        yield Write(tensor, ..., torch.where(chosen, new, tensor))
+        if self.method.optimizer_state == "touched":
+            for state, start, _ in starts_in(parts_of(self.training.optimizers), tensor):
+                if start is not None:
+                    begun = new if start == "weight" else start
+                    yield Write(state, ..., torch.where(chosen.to(state.device), begun, state))
+
+    def _copies(self) -> dict[Tensor, list[Tensor]]:
+        """Return the copies of each weight in optimizers, and in averages."""
+        copies = copies_in(self.training.optimizers, self.model.parameters())
+        for _, pairs in averages_of(self.model, self.training.averages):
+            for copy, tensor in pairs:
+                copies.setdefault(tensor, []).append(copy)
+        return copies
+
+    def selected(self) -> str:
+        """Return the number of parameters."""
+        return f"{sum(p.numel() for p in self.parameters)} weights in {len(self.parameters)} parameters"
+
+    def metrics(self) -> dict[str, float]:
+        """Return `weights`, the number of weights re-initialized so far."""
+        return {"weights": float(self.number)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps and of re-initialized weights."""
+        return {"steps": self.steps, "weights": int(self.number)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.steps, self.number = state.get("steps", 0), torch.full_like(self.number, state.get("weights", 0))
+
+
+def _mean(draw: Tensor) -> Tensor:
+    """Return the mean of the distribution of a draw: its value where all are equal, otherwise 0."""
+    return torch.where((draw == draw.flatten()[:1]).all(), draw, torch.zeros_like(draw))

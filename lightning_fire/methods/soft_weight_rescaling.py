@@ -1,0 +1,124 @@
+"""Soft weight rescaling (Oh et al., 2025)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fire.functional.projection import frobenius_norm, soft_rescaling
+from lightning_fire.methods.base.all_or_nothing import Write
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.method import Attached, StepMethod
+from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.base.transfers import read, sent
+from lightning_fire.where import Weights
+from lightning_fire.where.normalized import normalization_layers
+from lightning_fire.where.trained import why_not_trained
+
+
+@dataclass(frozen=True)
+class SoftWeightRescaling(StepMethod):
+    """Moves the norm of each weight towards its initial one after each optimizer step, and rescales biases to match.
+
+    In module order each weight W is multiplied by c = (λ·‖W₀‖ + (1 − λ)·‖W‖) / ‖W‖, and the bias of its layer by the
+    product of all c so far: the outputs of a feed-forward ReLU network are all multiplied by one factor. Scales and
+    shifts of normalization layers count as W and bias; as such a layer cancels the scale before it, the product
+    restarts there. Logs nothing.
+
+    Args:
+        strength: λ, in [0, 1] (paper: tuned, 1e-4 to 1). 1 keeps the initial norms.
+        classifier: λ of the layers behind the last normalization layer. Default: `strength` (paper: tuned, for networks
+            with BatchNorm).
+        where: The weights to rescale. Default: `Weights(preset="cnn", vectors=True)`, every Linear and convolution
+            weight. Normalization layers are rescaled in any case.
+
+    Raises:
+        TypeError: If `where` is another kind of selection.
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+        >>> rescaling, x = SoftWeightRescaling(strength=0.5).attach(model), torch.ones(1, 2)
+        >>> with torch.no_grad():
+        ...     _ = model[0].weight.mul_(3.0)  # an optimizer step
+        >>> before = model(x)
+        >>> rescaling.after_step()
+        >>> bool(torch.allclose(model(x), before * 2 / 3))
+        True
+    """
+
+    name: ClassVar[str] = "soft_weight_rescaling"
+    default_where: ClassVar[Weights] = Weights(preset="cnn", vectors=True)
+
+    strength: float = 1e-3
+    classifier: float | None = None
+    where: Weights | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("strength", "classifier"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"`{name}` must be in [0, 1], got {value}")
+
+    def begin(self, model: nn.Module, training: Training) -> "_Rescaling":
+        """Select the layers and measure the norms of their weights."""
+        return _Rescaling(self, model)
+
+
+class _Layer(NamedTuple):
+    """A weight, or the scale of a normalization layer, with the bias of its layer and λ."""
+
+    name: str
+    weight: Tensor
+    bias: Tensor | None
+    strength: float
+    is_scale: bool
+
+
+class _Rescaling(Attached):
+    """Soft weight rescaling at work on a model.
+
+    Attributes:
+        layers: What it rescales, in module order.
+        norms: ‖W₀‖ by name.
+    """
+
+    def __init__(self, method: SoftWeightRescaling, model: nn.Module):
+        selected = {view.parameter for view in method.selection.select(model)}
+        norms = normalization_layers(model)
+        classifier = method.strength if method.classifier is None else method.classifier
+        self.layers: list[_Layer] = []
+        for index, (path, module) in enumerate(model.named_modules()):
+            strength = classifier if index > max(norms, default=-1) else method.strength
+            for leaf, weight in module.named_parameters(recurse=False):
+                is_scale = index in norms and leaf == "weight" and not why_not_trained(weight)
+                if weight in selected or is_scale:
+                    bias = getattr(module, leaf.replace("weight", "bias"), None)
+                    own = bias if isinstance(bias, nn.Parameter) and not why_not_trained(bias) else None
+                    self.layers.append(_Layer(f"{path}.{leaf}".strip("."), weight, own, strength, is_scale))
+        found = read([frobenius_norm(layer.weight.detach()) for layer in self.layers])
+        self.norms = {layer.name: norm for layer, norm in zip(self.layers, found, strict=True)}
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Rescale the weights and biases, in place."""
+        parts: list[Write] = []
+        product = torch.ones((), device="cpu")  # of the factors since a normalization layer
+        for name, weight, bias, strength, is_scale in self.layers:
+            factor = soft_rescaling(frobenius_norm(weight), self.norms[name], strength)
+            product = factor if is_scale else factor * sent(product, factor.device)
+            parts.append(Write(weight, ..., weight * factor.to(weight.dtype)))
+            if bias is not None:
+                parts.append(Write(bias, ..., bias * product.to(bias.dtype)))
+        Change(parts=parts).make()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the initial norms."""
+        return {"norms": dict(self.norms)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the initial norms. Weights not in the state keep their present ones."""
+        self.norms |= {name: norm for name, norm in state.get("norms", {}).items() if name in self.norms}

@@ -1,0 +1,164 @@
+"""`WeightClipping` and `SoftWeightRescaling` against loops over weights, on plain models and through a real fit."""
+
+import copy
+import math
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from small_training import fitted, initial_state, state_of
+from torch import nn
+
+from lightning_fire import PlasticityCallback, SoftWeightRescaling, WeightClipping, Weights
+from lightning_fire.functional import soft_rescaling
+
+
+def network(*norms):
+    """Two convolutions and two Linear layers with large weights, and normalization layers behind some."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)]
+    for position in sorted(norms, reverse=True):
+        layers.insert(position + 1, nn.BatchNorm2d(4) if position < 2 else nn.LayerNorm(8))
+    return nn.Sequential(
+        *(each for layer in layers for each in ([layer, nn.ReLU()] if layer is not layers[-1] else [layer]))
+    )
+
+
+X = torch.randn(5, 2, 6, 6, generator=torch.Generator().manual_seed(1))
+
+
+def grown(model, seed=3):
+    """Multiply each parameter by a factor between 1 and 4, as training does."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1 + 3 * torch.rand((), generator=generator)).add_(0.1)
+    return model
+
+
+@pytest.mark.parametrize("bound", [0.5, 1.0, 2.0])
+def test_clipped_weights_are_those_of_a_loop_over_entries(bound):
+    model = grown(network(0, 3))
+    clipping = WeightClipping(bound).attach(model)
+    before = copy.deepcopy(model)
+    clipping.after_step()
+    fan_in, clipped = 0, 0
+    for (name, new), old in zip(model.named_parameters(), before.parameters(), strict=True):
+        if isinstance(model.get_submodule(name.partition(".")[0]), nn.BatchNorm2d | nn.LayerNorm):
+            assert torch.equal(new, old)
+            continue
+        fan_in = old[0].numel() if old.ndim > 1 else fan_in  # a bias has that of its weight
+        limit = bound / math.sqrt(fan_in)
+        expected = [max(min(value, limit), -limit) for value in old.flatten().tolist()]
+        torch.testing.assert_close(new.flatten(), torch.tensor(expected), rtol=1e-6, atol=0)
+        clipped += int((new != old).sum())
+    assert clipped > 20
+
+
+def test_new_layers_of_torch_are_within_the_bound():
+    model = network()
+    before = state_of(model)
+    WeightClipping(1.0).attach(model).after_step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=1e-6, atol=0)
+
+
+def by_a_loop(model, initial, strength, classifier=None):
+    """Rescale a model layer by layer, with factors multiplied from the normalization layer before on, in float64."""
+    layers = [layer for layer in model if len(list(layer.parameters()))]
+    norms = [i for i, layer in enumerate(layers) if isinstance(layer, nn.BatchNorm2d | nn.LayerNorm)]
+    product = 1.0
+    result = []
+    for i, (layer, first) in enumerate(zip(layers, initial, strict=True)):
+        norm = layer.weight.double().norm().item()
+        own = strength if classifier is None or (norms and i <= norms[-1]) else classifier
+        factor = (own * first + (1 - own) * norm) / norm
+        product = factor if i in norms else product * factor
+        result += [layer.weight.double() * factor, layer.bias.double() * product]
+    return result
+
+
+@pytest.mark.parametrize("norms", [(), (0,), (0, 3), (3,)])
+@pytest.mark.parametrize("strengths", [(0.3, None), (1.0, None), (0.1, 0.7)])
+def test_rescaled_weights_are_those_of_a_loop_over_layers(norms, strengths):
+    model = network(*norms)
+    rescaling = SoftWeightRescaling(*strengths).attach(model)
+    initial = [layer.weight.norm().item() for layer in model if len(list(layer.parameters()))]
+    for seed in (3, 4):
+        grown(model, seed)
+        expected = by_a_loop(model, initial, *strengths)
+        rescaling.after_step()
+        for found, each in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(found.double(), each, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("norms", [(), (0,), (0, 3), (3,)])
+def test_outputs_are_multiplied_by_one_factor(norms):
+    """Theorem 1 of the paper, and its continuation to normalization layers."""
+    model = network(*norms).double()
+    for layer in model.modules():
+        if isinstance(layer, nn.BatchNorm2d | nn.LayerNorm):
+            layer.eps = 1e-14
+    rescaling = SoftWeightRescaling(0.3).attach(model)
+    before = grown(model)(X.double())
+    rescaling.after_step()
+    ratios = model(X.double()) / before
+    torch.testing.assert_close(ratios, ratios[0, 0].expand_as(ratios), rtol=1e-6, atol=0)
+    assert 0 < ratios[0, 0] < 0.9
+
+
+def test_norms_converge_to_the_initial_ones_and_stay():
+    model = network(0)
+    rescaling = SoftWeightRescaling(0.5).attach(model)
+    initial = state_of(model)
+    rescaling.after_step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, initial[name], rtol=1e-6, atol=1e-7)
+    grown(model)
+    for _ in range(40):
+        rescaling.after_step()
+    for name, p in model.named_parameters():
+        if "weight" in name:
+            assert p.norm().item() == pytest.approx(float(initial[name].norm()), rel=1e-5)
+
+
+def test_a_weight_of_zeros_stays():
+    assert soft_rescaling(torch.tensor(0.0), 1.0, 0.5) == 1
+    with pytest.raises(ValueError, match=r"`strength` must be in \[0, 1\], got 2"):
+        soft_rescaling(torch.tensor(1.0), 1.0, 2)
+
+
+class AfterEachStep(pl.Callback):
+    """Keeps the state after each optimizer step; stands before or after the method."""
+
+    def __init__(self):
+        self.states = []
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.states.append(state_of(pl_module))
+
+
+ONE = Weights(preset="cnn", include=["net.3"])
+CASES = {
+    "clipping": (WeightClipping(0.9), {"net.0.weight", "net.0.bias", "net.3.weight", "net.3.bias"}),
+    "clipping of one": (WeightClipping(0.9, ONE), {"net.3.weight", "net.3.bias"}),
+    "rescaling of one": (SoftWeightRescaling(0.3, where=ONE), {"net.1.weight", "net.1.bias", "net.3.weight"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_a_fit_it_acts_after_each_step_and_only_on_what_is_selected(name):
+    method, expected = CASES[name]
+    before, after = AfterEachStep(), AfterEachStep()
+    fitted(before, PlasticityCallback(method), after)
+    assert len(after.states) == 24
+    moved = set()
+    for one, other in zip(before.states, after.states, strict=True):
+        moved |= {key for key in one if not torch.equal(one[key], other[key])}
+        if name != "rescaling of one":
+            assert all(
+                float(other[key].abs().max()) <= 0.9 / (6 if "net.0" in key else 8) ** 0.5 + 1e-6 for key in expected
+            )
+    assert expected <= moved <= expected | {key for key in initial_state() if "net.3" in key or "net.5" in key}
+    if method.where is not None:
+        assert not moved & {"net.0.weight", "net.5.weight"}
