@@ -23,6 +23,7 @@ from lightning_fire.methods.parseval import Parseval
 from lightning_fire.methods.plasticity_injection import InjectedHead, PlasticityInjection, wrap_heads
 from lightning_fire.methods.rank_ascent import RankAscent
 from lightning_fire.methods.redo import ReDo
+from lightning_fire.methods.rejuvenation import confident_logits, rejuvenate_
 from lightning_fire.methods.selective_weight_reinit import SelectiveWeightReinit
 from lightning_fire.methods.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.methods.shrink_and_perturb import ShrinkAndPerturb, shrink_and_perturb_
@@ -83,12 +84,14 @@ __all__ = [
     "Training",
     "WeightClipping",
     "WeightProjection",
+    "confident_logits",
     "dash_",
     "fire_",
     "fresh_values",
     "full_reset_",
     "initial_values",
     "isometric_values",
+    "rejuvenate_",
     "reset_optimizer_state",
     "shrink_and_perturb_",
     "wrap_heads",
