@@ -42,10 +42,10 @@ OPERATIONS: tuple[Callable[[Tensor], Tensor], ...] = (  # of prompts (samples, L
     lambda x: DIGITS - 1 - x,
 )
 SHARES = (0.02, *[0.14] * 7)  # of the operations in the data of the base model
-BASE_STEPS, BASE_BATCH, BASE_RATE = 800, 64, 1e-3
+BASE_STEPS, BASE_BATCH, BASE_RATE = 600, 64, 1e-3
 DEMONSTRATIONS, WRONG, RATE, EPOCHS = 128, 0.4, 1e-3, {"moderate": 5, "over": 100}
-STEPS, PROMPTS, ANSWERS, RL_RATE = 60, 8, 8, 3e-4  # REINFORCE: answers to each prompt of a step
-TESTED, TRIES = 256, 8  # prompts after training, answers to each: pass@8
+STEPS, PROMPTS, ANSWERS, RL_RATE = 40, 8, 8, 3e-4  # REINFORCE: answers to each prompt of a step
+TESTED, TRIES = 128, 8  # prompts after training, answers to each: pass@8
 CALIBRATION, POSITIONS = 32, 2  # demonstrations for attributions, and tokens of each
 REFERENCE = "over"
 Act = Callable[[nn.Module, Mapping[str, Tensor], Tensor], object]  # of the model, the base and the demonstrations
@@ -126,12 +126,13 @@ def log_probabilities(model: nn.Module, sequences: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def sample(model: nn.Module, asked: Tensor, generator: Generator) -> Tensor:
-    """Return sequences with answers drawn from the model, digits alone."""
+def sample(model: nn.Module, asked: Tensor, answers: int, generator: Generator) -> Tensor:
+    """Return sequences with answers drawn from the model, digits alone: so many to each prompt, one after another."""
     sequences = written(asked, asked[:, :0])
-    for _ in range(LENGTH):
-        probabilities = model(sequences)[:, -1, :DIGITS].softmax(-1)
-        sequences = torch.cat([sequences, torch.multinomial(probabilities, 1, generator=generator)], 1)
+    for position in range(LENGTH):
+        probabilities, count = model(sequences)[:, -1, :DIGITS].softmax(-1), 1 if position else answers
+        drawn = torch.multinomial(probabilities, count, replacement=True, generator=generator)
+        sequences = torch.cat([sequences.repeat_interleave(count, 0), drawn.view(-1, 1)], 1)
     return sequences
 
 
@@ -191,10 +192,12 @@ def reinforce(model: nn.Module, seed: int) -> list[float]:
     optimizer = torch.optim.Adam(model.parameters(), RL_RATE)
     rewards = []
     for _ in range(STEPS):
-        sequences = sample(model, prompts(PROMPTS, asking).repeat_interleave(ANSWERS, 0), drawing)
+        sequences = sample(model, prompts(PROMPTS, asking), ANSWERS, drawing)
         earned = reward(sequences).view(PROMPTS, ANSWERS)
         advantage = (earned - earned.mean(1, keepdim=True)).flatten()
-        step(optimizer, -(advantage * log_probabilities(model, sequences).sum(1)).mean())
+        if (counts := advantage != 0).any():  # the others have no gradient
+            gains = advantage[counts] * log_probabilities(model, sequences[counts]).sum(1)
+            step(optimizer, -gains.sum() / len(advantage))
         rewards.append(float(earned.mean()))
     return rewards
 
@@ -203,7 +206,7 @@ def reinforce(model: nn.Module, seed: int) -> list[float]:
 def tested(model: nn.Module, when: str) -> Row:
     """Return pass@1, pass@8 and the mean entropy of a digit, in nats, on prompts that all runs share."""
     generator = Generator().manual_seed(5000)
-    sequences = sample(model, prompts(TESTED, generator).repeat_interleave(TRIES, 0), generator)
+    sequences = sample(model, prompts(TESTED, generator), TRIES, generator)
     right = reward(sequences).view(TESTED, TRIES)
     entropy = torch.special.entr(answers_of(model, sequences).softmax(-1)).sum(-1).mean()
     values = {"pass_1": right.mean(), "pass_8": right.amax(1).mean(), "entropy": entropy}
