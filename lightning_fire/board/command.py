@@ -35,12 +35,16 @@ _CHECKED = 2  # seeds of a row that are trained again
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
+    suite = read_suite()
     parser = argparse.ArgumentParser(
         prog="lightning-fire board",
+        usage="lightning-fire board METHOD [METHOD ...] [--tasks TASK ...] [...]\n"
+        "       lightning-fire board --check ROW",
         allow_abbrev=False,
         description="Tune methods on the tasks of the board, by the same number of trials for each, train them with ten"
         " other seeds beside vanilla and a full reset, print the paired differences, and write a row for each method,"
         " which another person can check. Finished runs are not run again.",
+        epilog=f"tasks: {', '.join(suite.tasks)}. Methods: {', '.join([VANILLA, *suite.methods])}.",
     )
     parser.add_argument(
         "methods",
@@ -50,7 +54,9 @@ def parser() -> argparse.ArgumentParser:
         " search_space gives values to try, as {'strength': [0.1, 0.5, 0.9]}",
     )
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="some tasks of the board (default: all)")
-    parser.add_argument("--output", type=Path, default=Path("runs/board"), help="folder for runs and rows")
+    parser.add_argument(
+        "--output", type=Path, default=Path("runs/board"), help="folder for runs and rows (default: runs/board)"
+    )
     parser.add_argument("--suite", type=Path, default=SUITE, help="another suite than the board's: a YAML file")
     parser.add_argument(
         "--check",
