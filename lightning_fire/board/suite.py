@@ -27,6 +27,7 @@ class Task:
         mode: Whether more of it is better (`"max"`), or less (`"min"`).
         metric: Logged key that is compared. Default: that of `lightning-fire compare`.
         scale: Factor for the table, 100 for percent.
+        digits: Digits after the decimal point in the table.
         curve: Logged key of the curves over the training.
         left_out: Methods that this task cannot take, and the reason of each.
         space: Search spaces that are others on this task, by method.
@@ -41,6 +42,7 @@ class Task:
     mode: str = "max"
     metric: str | None = None
     scale: float = 1.0
+    digits: int = 1
     left_out: Mapping[str, str] = field(default_factory=dict)
     space: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 

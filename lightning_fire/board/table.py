@@ -64,15 +64,13 @@ def best_of(rows: Mapping[str, Row], task: Task) -> list[str]:
     return [method for method in by_mean if method not in beaten]
 
 
-def cells(rows: Mapping[str, Row], suite: Suite, digits: int = 1) -> list[list[str]]:
+def cells(rows: Mapping[str, Row], suite: Suite) -> list[list[str]]:
     """Return the cells of the table: gain over vanilla with its interval, and a mark; the first row is the header."""
     found = differences(rows, suite)
     there = [name for name in suite.tasks if any(name in row.cells for row in rows.values())]
     table = [["method", *there]]
     for method, row in rows.items():
-        table.append(
-            [method, *(_cell(method, row.cells.get(name), suite.tasks[name], found, digits) for name in there)]
-        )
+        table.append([method, *(_cell(method, row.cells.get(name), suite.tasks[name], found) for name in there)])
     return table
 
 
@@ -101,20 +99,19 @@ def _cell(
     cell: Cell | None,
     task: Task,
     found: Mapping[tuple[str, str, Reference], Difference],
-    digits: int,
 ) -> str:
     if cell is None:
         return "–"
     if diverged := sum(not math.isfinite(value) for value in cell.values.values()):
         return f"{diverged} of {len(cell.values)} diverged"
     if method == VANILLA:
-        return number(task.scale * mean(cell.values.values()), digits)
+        return number(task.scale * mean(cell.values.values()), task.digits)
     of = found.get((method, task.name, "vanilla"))
     if of is None:
         return "one seed"
     if not of.varies:
         return "never acted"
-    told = f"{of.gain:+.{digits}f} ({of.low:+.{digits}f} to {of.high:+.{digits}f})"
+    told = "{:+.{d}f} ({:+.{d}f} to {:+.{d}f})".format(of.gain, of.low, of.high, d=task.digits)
     return f"{told} {mark(of, found.get((method, task.name, 'scratch')))}".rstrip()
 
 
