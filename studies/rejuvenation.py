@@ -48,6 +48,14 @@ STEPS, PROMPTS, ANSWERS, RL_RATE = 40, 8, 8, 3e-4  # REINFORCE: answers to each 
 TESTED, TRIES = 128, 8  # prompts after training, answers to each: pass@8
 CALIBRATION, POSITIONS = 32, 2  # demonstrations for attributions, and tokens of each
 REFERENCE = "over"
+PARTS = (
+    ("over", "moderate"),
+    ("pull 0.5 + reset 1 %", "over"),
+    ("pull 0.5", "over"),
+    ("pull 0.5 + reset 1 %", "pull 0.5"),
+    ("pull 0.5 + reset 10 %", "pull 0.5"),
+    ("reset 10 %", "reset 10 %, at random"),
+)
 Act = Callable[[nn.Module, Mapping[str, Tensor], Tensor], object]  # of the model, the base and the demonstrations
 
 
@@ -230,36 +238,38 @@ def run_batch(settings: Sequence[Setting]) -> list[Row]:
     return rows
 
 
-def by_seed(runs: pd.DataFrame, method: str, column: str) -> dict[int, float]:
-    """Return a column of an arm by seed."""
-    own = runs[runs.method == method]
-    return dict(zip(own.seed, own[column], strict=True))
+def differences(runs: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Return for each pair of arms their difference in pass@1, paired by seed, with an interval at Holm's level of 5 %.
 
-
-def differences(runs: pd.DataFrame, column: str = "pass_1_after", reference: str = REFERENCE) -> dict[str, str]:
-    """Return for each arm its paired difference to a reference, in points, with an interval at Holm's level of 5 %."""
-    others = [method for method in dict.fromkeys(runs.method) if method != reference]
-    of_reference = {seed: 100 * value for seed, value in by_seed(runs, reference, column).items()}
-    values = [{seed: 100 * value for seed, value in by_seed(runs, method, column).items()} for method in others]
-    each = [np.array([own[seed] - of_reference[seed] for seed in own]) for own in values]
-    levels = holm_levels([p_value(own) for own in each])
-    found = {}
-    for method, own, level in zip(others, values, levels, strict=True):
-        middle, low, high = difference(own, of_reference, level)
-        found[method] = f"{middle:+.1f} ({low:+.1f} to {high:+.1f})"
-    return found
+    In points, of at least two seeds.
+    """
+    after = {arm: dict(zip(own.seed, 100 * own.pass_1_after, strict=True)) for arm, own in runs.groupby("method")}
+    values = [(after[one], after[other]) for one, other in pairs]
+    levels = holm_levels([p_value(np.array([one[seed] - other[seed] for seed in one])) for one, other in values])
+    found = [difference(one, other, level) for (one, other), level in zip(values, levels, strict=True)]
+    return [f"{middle:+.1f} ({low:+.1f} to {high:+.1f})" for middle, low, high in found]
 
 
 def table(runs: pd.DataFrame) -> str:
     """Return the table of the arms: before and after reinforcement learning, and the difference to `over`."""
-    minus, rows = differences(runs), []
-    for method in dict.fromkeys(runs.method):
+    methods, rows = list(dict.fromkeys(runs.method)), []
+    others = [method for method in methods if method != REFERENCE]
+    pairs = [(method, REFERENCE) for method in others]
+    minus = dict(zip(others, differences(runs, pairs), strict=True))
+    for method in methods:
         own = runs[runs.method == method]
         means = [f"{100 * own.pass_1_before.mean():.1f}", f"{own.entropy_before.mean():.2f}"]
         after = [with_spread(list(100 * own.pass_1_after), digits=1), f"{100 * own.pass_8_after.mean():.1f}"]
         rows.append([method, *means, *after, minus.get(method, "–")])
     head = ["arm", "pass@1 before", "entropy before", "pass@1 after", "pass@8 after", f"pass@1 minus `{REFERENCE}`"]
     return markdown(head, rows)
+
+
+def table_of_parts(runs: pd.DataFrame) -> str:
+    """Return the table that tells the pull from the reset, and chosen neurons from others."""
+    pairs = [pair for pair in PARTS if set(pair) <= set(runs.method)]
+    rows = [[f"{one} minus {other}", cell] for (one, other), cell in zip(pairs, differences(runs, pairs), strict=True)]
+    return markdown(["pass@1 after, in points", "difference"], rows)
 
 
 def draw(runs: pd.DataFrame, path: Path) -> None:
@@ -288,7 +298,7 @@ def main() -> None:
     options, start = arguments(__doc__, "rejuvenation", more), time.perf_counter()
     settings = [Setting(arm, seed) for arm in options.arms for seed in options.seed_range]
     runs = run(settings, options.folder, options.jobs, run_batch)
-    print(f"\n{table(runs)}")
+    print(f"\n{table(runs)}\n\n{table_of_parts(runs)}")
     runs.drop(columns="setting").to_csv(options.folder / "rejuvenation.csv", index=False)
     draw(runs, options.folder / "rejuvenation.png")
     finish(runs, start)

@@ -85,7 +85,8 @@ def test_the_command(tiny, monkeypatch, tmp_path, capsys):
     runs = pd.read_csv(tmp_path / "rejuvenation.csv")
     assert list(dict.fromkeys(runs.method)) == list(study.ARMS) and len(runs) == 2 * len(study.ARMS)
     assert all(len(json.loads(rewards)) == 3 for rewards in runs.rewards)
-    assert study.table(runs) in printed and (tmp_path / "rejuvenation.png").stat().st_size > 0
+    assert study.table(runs) in printed and study.table_of_parts(runs) in printed
+    assert (tmp_path / "rejuvenation.png").stat().st_size > 0
     study.main()  # nothing runs again
     assert study.table(runs) in capsys.readouterr().out
 
@@ -100,9 +101,9 @@ def test_intervals_are_at_holms_level():
             for seed, value in enumerate(own)
         ]
     )
-    found = study.differences(runs)
-    assert list(found) == ["a", "b"]
-    for method, quantile in (("a", 6.2053), ("b", 4.3027)):  # of Student's t with 2 degrees of freedom
+    found = study.differences(runs, [("a", "over"), ("b", "over")])
+    quantiles = 6.2053, 4.3027  # of Student's t with 2 degrees of freedom
+    for method, quantile, cell in zip("ab", quantiles, found, strict=True):
         each = 100 * (np.array(values[method]) - values["over"])
         half = quantile * each.std(ddof=1) / np.sqrt(3)
-        assert found[method] == f"{each.mean():+.1f} ({each.mean() - half:+.1f} to {each.mean() + half:+.1f})"
+        assert cell == f"{each.mean():+.1f} ({each.mean() - half:+.1f} to {each.mean() + half:+.1f})"
