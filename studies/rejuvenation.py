@@ -42,9 +42,9 @@ OPERATIONS: tuple[Callable[[Tensor], Tensor], ...] = (  # of prompts (samples, L
     lambda x: DIGITS - 1 - x,
 )
 SHARES = (0.02, *[0.14] * 7)  # of the operations in the data of the base model
-BASE_STEPS, BASE_BATCH, BASE_RATE = 600, 64, 1e-3
-DEMONSTRATIONS, WRONG, RATE, EPOCHS = 128, 0.4, 1e-3, {"moderate": 5, "over": 100}
-STEPS, PROMPTS, ANSWERS, RL_RATE = 40, 8, 8, 3e-4  # REINFORCE: answers to each prompt of a step
+BASE_STEPS, BASE_BATCH, BASE_RATE = 800, 128, 1e-3
+DEMONSTRATIONS, WRONG, RATE, EPOCHS = 128, 0.4, 1e-3, {"moderate": 5, "over": 200}
+STEPS, PROMPTS, ANSWERS, RL_RATE = 120, 8, 8, 3e-4  # REINFORCE: answers to each prompt of a step
 TESTED, TRIES = 128, 8  # prompts after training, answers to each: pass@8
 CALIBRATION, POSITIONS = 32, 2  # demonstrations for attributions, and tokens of each
 REFERENCE = "over"

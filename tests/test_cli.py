@@ -116,7 +116,10 @@ def test_recipes_are_listed_one_a_line(capsys):
     ("name", "near"),
     [
         ("x", []),  # within "wikitext", "h1_simba" has none
-        ("permuted", ["streams/permuted_inputs", "streams/permuted_labels"]),
+        (
+            "permuted",
+            [f"{folder}/permuted_{what}" for folder in ("board", "streams") for what in ("inputs", "labels")],
+        ),
         ("cifar10_resnet18", ["vision/continual/cifar10_resnet18", "vision/warm_start/cifar10_resnet18"]),
         ("quickstart", ["quick_start"]),
         ("cartpole_solve", ["reinforcement_learning/dqn/cartpole_solved"]),
@@ -351,7 +354,7 @@ def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
         (
             ["nonsense"],
             "no command 'nonsense'; there are init, recipes, recipe, fit, validate, test, select, compare, sweep,"
-            " aggregate, diagnose, reinit, prepare-text",
+            " board, aggregate, diagnose, reinit, prepare-text",
         ),
         ([], "a command is needed"),
     ],

@@ -175,7 +175,7 @@ class _Rejuvenation(EventMethod):
         sizes = [view.shape[1 if re.search(self.writers, view.name) else 0] for view in weights]
         if self.score == "random":
             generator = torch.Generator().manual_seed(self.seed)
-            return [torch.rand(size, generator=generator) for size in sizes]
+            return [torch.rand(size, device="cpu", generator=generator) for size in sizes]
         scores = [torch.zeros(size, device=view.parameter.device) for size, view in zip(sizes, weights, strict=True)]
         for gradients in training.gradients([view.parameter for view in weights], 1) if weights else ():
             for total, view, gradient in zip(scores, weights, gradients, strict=True):

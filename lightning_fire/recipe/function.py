@@ -55,7 +55,7 @@ def written(words: Sequence[str]) -> dict[str, Any]:
     for text in parser.parse_known_args(words)[0].config:
         try:
             content = yaml.safe_load(Path(text).read_text(encoding="utf-8") if Path(text).is_file() else text)
-        except (yaml.YAMLError, ValueError, OSError):  # the parser of the recipe reports it
+        except (yaml.YAMLError, ValueError, OSError, RecursionError):  # the parser of the recipe reports it
             continue
         if isinstance(content, Mapping):
             above = content.get("train")
