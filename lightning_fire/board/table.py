@@ -35,6 +35,8 @@ def differences(rows: Mapping[str, Row], suite: Suite) -> dict[tuple[str, str, R
     pairs: dict[tuple[str, str, Reference], tuple[Values, Values]] = {}
     for method, row in rows.items():
         for name, cell in row.cells.items():
+            if name not in suite.tasks:  # a row of another version
+                continue
             values = gains(suite.tasks[name], cell.values)
             references: dict[Reference, Values] = {"vanilla": cell.vanilla, "scratch": cell.scratch}
             for reference, of in references.items():

@@ -99,3 +99,11 @@ def test_cells_without_an_interval_say_why():
     assert told["elsewhere"] == "–"
     assert told["vanilla"] == f"{100 * np.mean(vanilla):.1f}"
     assert "random_labels: same, vanilla" in table(rows, SUITE) or "random_labels: vanilla, same" in table(rows, SUITE)
+
+
+def test_cells_of_tasks_that_the_suite_lacks_are_left_out():
+    rng = np.random.default_rng(5)
+    three = around(rng, 0.9), around(rng, 0.2), around(rng, 0.5)
+    rows = {"one": row("one", random_labels=three, another_task=three)}
+    assert {task for _, task, _ in differences(rows, SUITE)} == {"random_labels"}
+    assert "another_task" not in table(rows, SUITE)
