@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[1]
 PAGE, DATA = ROOT / "docs" / "claims.md", ROOT / "docs" / "claims.yaml"
 BEGIN, END = "<!-- written by docs/claims.py -->\n", "<!-- end -->"
 SIGNS = {"confirmed": "✓", "refuted": "✗", "undecided": "?"}
+HEADING = re.compile(r"^(#+) (.*)$", re.MULTILINE)
+BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 BESIDE = "·"  # of a measurement that does not count
 Interval = tuple[float, float]
 
@@ -33,12 +35,17 @@ def slug(heading: str) -> str:
 
 
 def section(link: str) -> str:
-    """Return the text below the heading that `page.md#anchor` names, up to the next one; the whole page without one."""
+    """Return the text of the section that `page.md#anchor` names, with those below it; without an anchor the page."""
     page, _, anchor = link.partition("#")
     text = (ROOT / "docs" / page).read_text()
-    for part in re.split(r"^#+ ", text, flags=re.MULTILINE):
-        if not anchor or slug(part.partition("\n")[0]) == anchor:
-            return part if anchor else text
+    if not anchor:
+        return text
+    prose = BLOCK.sub(lambda block: " " * len(block[0]), text)
+    headings = [(found.start(), len(found[1]), slug(found[2])) for found in HEADING.finditer(prose)]
+    for number, (start, level, own) in enumerate(headings):
+        if own == anchor:
+            ends = (end for end, other, _ in headings[number + 1 :] if other <= level)
+            return text[start : next(ends, len(text))]
     raise ValueError(f"there is no heading {link}")
 
 

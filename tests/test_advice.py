@@ -53,9 +53,9 @@ def holds(entry):
     return rounded and all(check() for side, check in checks.items() if side in entry)
 
 
-def text_of(page):
-    """Return a page without links and marks of Markdown."""
-    return SCRIPT["plain"](re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", (ROOT / "docs" / page).read_text()))
+def text_of(link):
+    """Return a page or a section of it, without links and marks of Markdown."""
+    return SCRIPT["plain"](re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", SCRIPT["section"](link)))
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_advice_agrees_with_its_cells(page, advice):
 @pytest.mark.parametrize("page", COMPLETE)
 def test_all_advice_in_bold_is_covered(page):
     """Tables aside, what a page sets in bold is its advice."""
-    prose = "\n".join(line for line in (ROOT / "docs" / page).read_text().splitlines() if not line.startswith("|"))
+    prose = "\n".join(line for line in SCRIPT["section"](page).splitlines() if not line.startswith("|"))
     for words in re.findall(r"\*\*(.+?)\*\*", prose, re.DOTALL):
         words = SCRIPT["plain"](re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", words)).rstrip(":")
         said = [SCRIPT["plain"](advice["says"]) for advice in ADVICE[page]]
