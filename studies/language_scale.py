@@ -233,16 +233,17 @@ def table(runs: pd.DataFrame) -> str:
     """Return a row for each case: the final loss, paired differences, ratios of norms and losses at the event."""
     head = ["network", "initial std", "rate", "steps of phase 1", "of phase 2", "vanilla"]
     head += [f"{NAMES[scale]} minus vanilla (95 %)" for scale in SCALES]
-    head += ["Procrustes' minus the paper's (95 %)", "norms after / before, the paper's; Procrustes'"]
-    head += ["loss right after: vanilla; the paper's; Procrustes'"]
+    head += ["Procrustes' minus the paper's (95 %)"]
+    head += [f"norms after / before, {NAMES[scale]}" for scale in OTHER_METHODS[1:]]
+    head += [f"loss right after, {NAMES.get(method, method)}" for method in OTHER_METHODS]
     rows = []
     for (net, std, rate, first, second), own in runs.groupby(CASE, sort=False):
         of = {method: group.set_index("seed") for method, group in own.groupby("method")}
         final = {method: group.final.to_dict() for method, group in of.items()}
         pairs = [(scale, "vanilla") for scale in SCALES] + [("procrustes", "paper")]
         cells = [difference_cell(final.get(name, {}), final[reference]) for name, reference in pairs]
-        cells.append("; ".join(f"{of[scale].ratio.mean():.2f}" for scale in ("paper", "procrustes")))
-        cells.append("; ".join(f"{of[method].after.mean():.1f}" for method in OTHER_METHODS))
+        cells += [f"{of[scale].ratio.mean():.2f}" for scale in OTHER_METHODS[1:]]
+        cells += [f"{of[method].after.mean():.1f}" for method in OTHER_METHODS]
         case = [NETS_IN_WORDS[net], f"{std:g}", f"{rate:g}", str(first), str(second)]
         rows.append([*case, with_spread(list(final["vanilla"].values())), *cells])
     return markdown(head, rows)

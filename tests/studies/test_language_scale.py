@@ -99,7 +99,7 @@ def test_the_table_pairs_seeds(tmp_path):
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:6] == ["`GPT`", "0.02", "0.003", "150", "300", "1.500 ± 0.500"]
     assert cells[6:10] == ["-0.200 (-0.448 to +0.048)", "–", "0", "+0.200 (-0.048 to +0.448)"]
-    assert cells[10:] == ["2.00; 1.00", "3.0; 3.0; 3.0"]
+    assert cells[10:] == ["2.00", "1.00", "3.0", "3.0", "3.0"]
     assert study.gains(runs).gain.mean() == pytest.approx(-0.2)
 
 
