@@ -4,11 +4,12 @@
 
 Each optimizer trains three weights for 30 steps with random gradients, an event replaces one weight or all, and its
 next two steps are compared with those of a new optimizer: `equal` (to 1 %), or `warned` of. It is an error if they
-differ without a warning, or if the event or the next step fails. The table goes to docs/optimizers.md.
+differ without a warning, or if the event or the next step fails. The table goes to docs/optimizers.csv.
 """
 
 import argparse
 import contextlib
+import csv
 import importlib
 import inspect
 import io
@@ -175,11 +176,13 @@ def main() -> int:
     torch.compiler.set_stance("force_eager")  # of heavyball, whose compilation takes minutes
     warnings.simplefilter("ignore")
     totals, failed = defaultdict(int), False
-    print("| library | one weight reset | all reset | number | optimizers |\n|---|---|---|--:|---|")
+    table = csv.writer(sys.stdout, lineterminator="\n")
+    table.writerow(["library", "one weight reset", "all reset", "number", "optimizers"])
     for library in chosen:
         title = f"{LIBRARIES[library]} {version(LIBRARIES[library])}"
         for (one, every), names in sorted(results_of(library).items()):
-            print(f"| {title} | {one} | {every} | {len(names)} | {', '.join(names)} |", flush=True)
+            table.writerow([title, one, every, len(names), ", ".join(names)])
+            sys.stdout.flush()
             totals[one if one == "not tried" else f"{one}, {every}"] += len(names)
             failed |= (one + every).lower() != one + every and one != "not tried"
     print(f"\n{sum(totals.values())} optimizers: " + ", ".join(f"{number} {what}" for what, number in totals.items()))
