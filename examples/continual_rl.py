@@ -1,6 +1,6 @@
 """A pendulum that changes 9 times: PPO learns it worse than a new network would, and what helps.
 
-python examples/continual_rl.py runs/continual_rl                 # 8 methods, 5 seeds; see docs/continual_rl_results.md
+python examples/continual_rl.py runs/continual_rl                 # 8 methods, 5 seeds; see docs/continual_rl.md
 
 A task is gymnasium's Pendulum with three torques to choose from. Each task has its own order and signs of the
 observations, order of the torques, gravity and length. The change of the task is known: each method acts then,

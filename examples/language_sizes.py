@@ -1,6 +1,6 @@
 """Gain of FIRE between two texts, by size of the network and length of phase 2.
 
-python examples/language_sizes.py runs/language_sizes --root data   # it holds text/kjv.txt; see docs/language_sizes.md
+python examples/language_sizes.py runs/language_sizes --root data   # it holds text/kjv.txt; see docs/language.md
 
 For each size and length the recipe king_james_python_small_gpt is compared from the last checkpoint of its phase 1,
 1500 steps on 20 kB. Phase 2 has as many steps as the length; its learning rate falls to a tenth within them.

@@ -1,6 +1,6 @@
 """Twelve months of Fashion-MNIST: each month more images, new classes, another camera, and a new process.
 
-python examples/twelve_months.py runs/twelve_months                 # 5 methods, 5 seeds; see docs/twelve_months.md
+python examples/twelve_months.py runs/twelve_months                 # 5 methods, 5 seeds; see docs/monthly_retraining.md
 
 Each month has 750 new images. Month 0 has 4 classes, each of the next 6 months brings another. The camera changes with
 the month: rotation, contrast and noise. A month is a process of its own: it loads the best weights of last month,

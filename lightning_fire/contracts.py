@@ -1,6 +1,6 @@
 """Optional members of your own module and data: the package uses each one that exists.
 
-Nothing has to inherit from these protocols. `docs/contracts.md` is written from them.
+Nothing has to inherit from these protocols. The table in `docs/reference/callbacks.md` is written from them.
 """
 
 import operator

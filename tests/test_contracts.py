@@ -9,18 +9,11 @@ from torch import nn
 from lightning_fire import contracts
 from lightning_fire.contracts import HasAct, HasChunk, HasLossOn, HasTexts, chunk_of, num_chunks_of, offers
 
-PAGE = Path(__file__).parents[1] / "docs" / "contracts.md"
-START = """# What your own module and data may offer
-
-Add any of these members to your own module or data. Each is optional, is used where it exists, and needs no base
-class. The same as Python types: `lightning_fire/contracts.py`.
-
-| offered by | member | meaning |
-|---|---|---|
-"""
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "callbacks.md"
+HEAD = "| offered by | member | meaning |\n|---|---|---|\n"
 
 
-def page() -> str:
+def table() -> str:
     rows = []
     for protocol in vars(contracts).values():
         if inspect.isclass(protocol) and protocol.__module__ == contracts.__name__:
@@ -30,11 +23,11 @@ def page() -> str:
                     arguments = "" if is_property else f"({', '.join([*inspect.signature(member).parameters][1:])})"
                     owner = inspect.getdoc(protocol).rstrip(".")
                     rows.append(f"| {owner} | `{name}{arguments}` | {' '.join(inspect.getdoc(member).split())} |\n")
-    return START + "".join(rows)
+    return HEAD + "".join(rows)
 
 
 def test_the_page_is_written_from_the_protocols():
-    assert PAGE.read_text() == page(), f"write it with: python {Path(__file__).name}"
+    assert table() in PAGE.read_text(), f"write it with: python {Path(__file__).name}"
 
 
 class ByDelegation:
@@ -79,4 +72,5 @@ def test_only_a_whole_number_is_a_chunk(chunk, expected):
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    before, _, after = PAGE.read_text().partition(HEAD)
+    PAGE.write_text(before + table() + after[after.index("\n\n") + 1 :])

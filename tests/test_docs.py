@@ -16,7 +16,7 @@ from small_training import GrowingData, PlainData, PlainModule
 from lightning_fire.recipe.parser import add_method_keys
 
 # in tests/examples
-OWN_TEST = {"continual_rl", "images_every_week", "series_every_month", "your_own_training"}
+OWN_TEST = {"continual_rl", "detectors_and_forecasters", "your_own_training"}
 OF_SCRIPTS = {"fine_tuning_again", "language_in_phases"}  # of examples/neighbours, which need other libraries
 REPOSITORY = "lightning-fire/lightning-fire"
 ABSOLUTE = re.compile(rf"https://(github\.com/{REPOSITORY}/blob|raw\.githubusercontent\.com/{REPOSITORY})/main/")
@@ -73,6 +73,17 @@ def test_code_runs(page, monkeypatch, tmp_path):
     for block in blocks_of(page, "python"):
         names |= {name: of_the_reader[name] for name in block.yours - names.keys()}
         exec(compile(block.code, str(page), "exec"), names)
+
+
+def test_every_method_in_any_loop_runs(tmp_path):
+    """The other sections of that page have tests of their own, one by one."""
+    section, page = tmp_path / "section.md", (ROOT / "docs" / "your_own_training.md").read_text()
+    section.write_text(page.partition("## Every method in any loop\n")[2])
+    blocks = blocks_of(section, "python")
+    assert len(blocks) == 5
+    names = {}
+    for block in blocks:
+        exec(compile(block.code, "your_own_training", "exec"), names)
 
 
 @pytest.mark.parametrize("page", sorted(OF_SCRIPTS))

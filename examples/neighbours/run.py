@@ -1,6 +1,6 @@
 """Run each script beside this one in a process of its own, watch what becomes of its events, and write the table.
 
-python examples/neighbours/run.py               # all; the table is on docs/your_own_training.md
+python examples/neighbours/run.py               # all; the table is on docs/reference/callbacks.md
 python examples/neighbours/run.py skorch darts  # some: the rows of the others stay
 
 A script fails if it ends in an error, if no event changes a weight, if a change is lost (at the next event, or at the
@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent.parent / "docs" / "your_own_training.md"
+PAGE = HERE.parent.parent / "docs" / "reference" / "callbacks.md"
 HEAD = "| script | library | version | own lines | events | matrices | verified | seconds |"
 
 

@@ -7,7 +7,7 @@ import gymnasium
 
 _HINTS = {
     "ale_py": "pip install 'lightning-fire[atari]' for Atari games",
-    "humanoid_bench": "HumanoidBench is not in the registry: its installation is in docs/reinforcement_details.md",
+    "humanoid_bench": "HumanoidBench is not in the registry: its installation is in docs/reference/data.md",
     "shimmy": "pip install 'shimmy[dm-control]' for dm_control's environments",
     "Box2D": "pip install 'lightning-fire[box2d]' does without a compiler",
 }

@@ -23,7 +23,7 @@ from lightning_fire.where import Weights, WeightView, normalized_weights
 from lightning_fire.where.selection import some
 
 ISOMETRY = 1e-4  # normalized deviation of one: rounding to bfloat16 leaves 1e-6, a missing direction of n leaves 1 / n
-LARGE, LARGE_IN_GPT = 3.0, 1.2  # times; new weights of torch's layers grow by 1.7 (docs/language_scale.md)
+LARGE, LARGE_IN_GPT = 3.0, 1.2  # times; new weights of torch's layers grow by 1.7 (docs/which_scale.md)
 _ADVICE = "the old weights are small for this scale: try scale='procrustes', which roughly keeps their size"
 
 
@@ -40,7 +40,7 @@ class FIRE(EventMethod):
         scale: `paper`: √(out / in) / kernel positions; `none`: singular values near 1; `procrustes`: the scale with the
             smallest Frobenius error for each matrix; `auto`: `paper` for weights followed by a normalization layer,
             otherwise `procrustes`. For an MLP in classification, or a language model after a short first training, try
-            `procrustes` (docs/which_scale.md, docs/language_scale.md).
+            `procrustes` (docs/which_scale.md).
         optimizer_state: Whose optimizer state to drop: `keep` drops nothing, `touched` that of the replaced weights,
             `all` everything, as the paper does in vision and language (where `OptimizerReset` does it for every
             method).

@@ -220,7 +220,7 @@ def test_a_large_change_of_norm_is_said_with_what_to_do():
 
 @pytest.mark.parametrize(("size", "advised"), [(1.5, True), (1.1, False)])
 def test_of_a_language_model_a_change_of_norm_counts_as_large_earlier(size, advised):
-    """Where Procrustes' scale was measured to end lower (docs/language_scale.md); of other networks this is usual."""
+    """Where Procrustes' scale was measured to end lower (docs/which_scale.md); of other networks this is usual."""
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))
     with torch.no_grad():
         for layer in model[::2]:
