@@ -1,0 +1,302 @@
+"""The tables and figures of docs/board.md, from the rows in docs/board.
+
+python docs/board.py   # writes them
+"""
+
+import csv
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+from lightning_fire.board.measured import FULL_RESET
+from lightning_fire.board.row import Row, read_rows
+from lightning_fire.board.suite import Suite, Task, read_suite
+from lightning_fire.board.table import MARKS, best_of, cells, differences, gains, mark
+from lightning_fire.experiments.statistics import difference
+from lightning_fire.recipe.recipe import VANILLA
+
+DOCS = Path(__file__).parent
+ROWS, PAGE, CURVES, CSV, FIGURE = (
+    DOCS / name for name in ("board", "board.md", "board_curves.md", "board.csv", "board.png")
+)
+BEGIN, END = "<!-- {}: written by docs/board.py -->\n", "<!-- end -->"
+COLORS = {"●": "tab:green", "○": "tab:blue", "×": "tab:red", "": "tab:gray"}
+FIRE = "fire"
+IN_THE_PAPER = (
+    "vanilla",
+    "full_reset",
+    "shrink_and_perturb",
+    "dash",
+    "l2_init",
+    "parseval",
+    "redo",
+    "continual_backprop",
+)
+IN_THE_PAPER += ("snr", "muon", "plasticity_injection")
+HEAD = (
+    "task,method,mean,sd,seeds,gain,gain_low,gain_high,over_scratch,over_scratch_low,over_scratch_high,setting,seconds"
+)
+
+
+def markdown(rows: list[list[str]], numbers: bool = True) -> str:
+    """Return a table in Markdown; columns of numbers, all but the first, are to the right."""
+    head, *body = rows
+    return (
+        "\n".join(
+            f"| {' | '.join(line)} |"
+            for line in (head, ["---", *["--:" if numbers else "---"] * (len(head) - 1)], *body)
+        )
+        + "\n"
+    )
+
+
+def ordered(rows: Mapping[str, Row], suite: Suite) -> dict[str, Row]:
+    """Return the rows in the order of the suite, and after them those that joined."""
+    shipped = [VANILLA, *suite.methods]
+    return {name: rows[name] for name in [*shipped, *(name for name in rows if name not in shipped)] if name in rows}
+
+
+def tasks_table(rows: Mapping[str, Row], suite: Suite) -> str:
+    """Return what the tasks are, and the numbers of going on and of training anew."""
+    table = [["task", "what changes", "number", VANILLA, "training anew", "seconds a run"]]
+    for name, task in suite.tasks.items():
+        if name in rows[VANILLA].cells:
+            cell = rows[VANILLA].cells[name]
+            of = [f"{task.scale * np.mean([*v.values()]):.3g}" for v in (cell.vanilla, cell.scratch)]
+            number = f"{task.number}{', less is better' if task.mode == 'min' else ''}"
+            table.append([name, task.about, number, *of, f"{cell.seconds:.0f}"])
+    return markdown(table, numbers=False)
+
+
+def main_table(rows: Mapping[str, Row], suite: Suite) -> str:
+    """Return the gains of all methods, each linked to its curves."""
+    head, *body = cells(rows, suite)
+    for line in body:
+        for place, name in enumerate(head[1:], 1):
+            text = re.sub(r"^([-+\d.]+) \(([-+\d.]+) to ([-+\d.]+)\)", _half_width, line[place])
+            line[place] = f"[{text}](board_curves.md#{name})" if text != "–" else text
+        line[0] = f"`{line[0]}`"
+    return markdown([head, *body])
+
+
+def _half_width(match: re.Match[str]) -> str:
+    low, high = float(match[2]), float(match[3])
+    return f"{match[1]} ± {(high - low) / 2:.{len(match[1].partition('.')[2])}f}"
+
+
+def left_out(suite: Suite) -> str:
+    """Return which methods a task does not take, and why."""
+    lines = []
+    for name, task in suite.tasks.items():
+        reasons: dict[str, list[str]] = {}
+        for method, reason in task.left_out.items():
+            reasons.setdefault(reason, []).append(f"`{method}`")
+        told = "; ".join(f"{', '.join(methods)}: {reason}" for reason, methods in reasons.items())
+        lines += [f"- {name}: {told}."] if told else []
+    return "\n".join(lines) + "\n"
+
+
+def first_table(rows: Mapping[str, Row], suite: Suite) -> str:
+    """Return who is first on each task, and who is not shown to be worse."""
+    table = [["task", "first", "not shown to be worse"]]
+    for name, task in suite.tasks.items():
+        best = best_of(rows, task)
+        if best:
+            table.append([name, f"`{best[0]}`", ", ".join(f"`{method}`" for method in best[1:]) or "none"])
+    return markdown(table, numbers=False)
+
+
+def vanished(rows: Mapping[str, Row], suite: Suite) -> str:
+    """Return differences to going on or training anew that five seeds show, each by itself, and the board does not."""
+    found, told, shown = differences(rows, suite), [], 0
+    for (method, name, reference), of in found.items():
+        cell, task = rows[method].cells[name], suite.tasks[name]
+        other = cell.vanilla if reference == "vanilla" else cell.scratch
+        values, others = ({s: v for s, v in gains(task, each).items() if s < 5} for each in (cell.values, other))
+        gain, low, high = difference(values, others)
+        if low > 0 or high < 0:
+            shown += 1
+            if not of.decided:
+                what = "going on" if reference == "vanilla" else "training anew"
+                five, ten = (
+                    "{:+.{d}f} ({:+.{d}f} to {:+.{d}f})".format(*three, d=task.digits)
+                    for three in ((gain, low, high), (of.gain, of.low, of.high))
+                )
+                told.append(f"- `{method}` against {what} in {name}: five seeds {five}, ten {ten}")
+    return f"{len(told)} of {shown} differences:\n\n" + "\n".join(told) + "\n"
+
+
+def fire_table(rows: Mapping[str, Row], suite: Suite) -> str:
+    """Return what FIRE with the paper's scale gains over the methods of the paper, each pair by itself."""
+    there = [name for name in suite.tasks if name in rows[FIRE].cells]
+    table = [["`fire` minus", *there]]
+    for method in [name for name in IN_THE_PAPER if name in rows]:
+        line = [f"`{method}`"]
+        for name in there:
+            task, cell = suite.tasks[name], rows[method].cells.get(name)
+            if cell is None:
+                line.append("–")
+                continue
+            gain, low, high = difference(*(gains(task, of.values) for of in (rows[FIRE].cells[name], cell)))
+            line.append("{:+.{d}f} ({:+.{d}f} to {:+.{d}f})".format(gain, low, high, d=task.digits))
+        table.append(line)
+    return markdown(table)
+
+
+def minutes(rows: Mapping[str, Row], suite: Suite) -> str:
+    """Return the time of the machine that the rows have taken."""
+    total = sum(
+        cell.seconds * (len(cell.values) + len(cell.tried) * len(suite.tuning_seeds))
+        for row in rows.values()
+        for cell in row.cells.values()
+    )
+    machines = ", ".join(sorted({row.machine for row in rows.values()}))
+    versions = rows[VANILLA].versions
+    of = ", ".join(f"{name} {versions[name]}" for name in ("torch", "lightning", "python"))
+    return (
+        f"{len(rows)} of {len(suite.methods) + 1} methods of the suite so far, {total / 3600:.1f} hours of one core in"
+        f" all, {total / 60 / len(rows):.0f} minutes a method; {machines}; {of}.\n"
+    )
+
+
+def write_csv(rows: Mapping[str, Row], suite: Suite) -> None:
+    """Write every cell with its intervals."""
+    found = differences(rows, suite)
+    with CSV.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(HEAD.split(","))
+        for method, row in rows.items():
+            for name, cell in row.cells.items():
+                task = suite.tasks[name]
+                values = task.scale * np.array([*cell.values.values()])
+                ends = []
+                for reference in ("vanilla", "scratch"):
+                    of = found.get((method, name, reference))
+                    ends += [f"{x:.4g}" for x in (of.gain, of.low, of.high)] if of else [""] * 3
+                setting = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in cell.setting.items())
+                spread = f"{values.std(ddof=1):.3g}"
+                writer.writerow(
+                    [name, method, f"{values.mean():.4g}", spread, len(values), *ends, setting, cell.seconds]
+                )
+
+
+def draw_board(rows: Mapping[str, Row], suite: Suite) -> None:
+    """Draw the gains with their intervals, a panel for each task."""
+    found, shown = differences(rows, suite), [name for name in rows if name != VANILLA]
+    tasks = [name for name in suite.tasks if any(name in row.cells for row in rows.values())]
+    columns = min(4, len(tasks))
+    lines = -(-len(tasks) // columns)
+    figure, grid = plt.subplots(
+        lines, columns, figsize=(2.7 * columns + 1.6, lines * (0.19 * len(shown) + 0.9)), sharey=True, squeeze=False
+    )
+    for axes in grid.flat[len(tasks) :]:
+        axes.set_visible(False)
+    for axes, name in zip(grid.flat, tasks, strict=False):
+        scratch = found.get((FULL_RESET, name, "vanilla"))
+        axes.axvline(0, color="black", linewidth=1)
+        if scratch:
+            axes.axvline(scratch.gain, color="black", linewidth=1, linestyle=":")
+        for place, method in enumerate(shown):
+            if of := found.get((method, name, "vanilla")):
+                color = COLORS[mark(of, found.get((method, name, "scratch")))]
+                axes.plot([of.low, of.high], [place] * 2, color=color, linewidth=2)
+                axes.plot(of.gain, place, "o", color=color, markersize=4)
+        axes.set_title(name.replace("_", " "), fontsize=10)
+        axes.set_yticks(range(len(shown)), [method.replace("_", " ") for method in shown], fontsize=8)
+        axes.tick_params(axis="x", labelsize=8)
+        axes.grid(axis="x", alpha=0.3)
+    grid[0, 0].invert_yaxis()
+    figure.supxlabel(
+        "gain over going on (line), beside training anew (dotted); green: shown to be better than both", fontsize=9
+    )
+    figure.tight_layout()
+    figure.savefig(FIGURE, dpi=110)
+    plt.close(figure)
+
+
+def draw_curves(rows: Mapping[str, Row], task: Task) -> Path:
+    """Draw the curve of each method on a task, beside those of going on and of training anew."""
+    shown = [
+        name for name, row in rows.items() if name != VANILLA and task.name in row.cells and row.cells[task.name].curve
+    ]
+    figure, grid = plt.subplots(
+        -(-len(shown) // 6), 6, figsize=(13, 1.7 * -(-len(shown) // 6) + 0.5), sharex=True, sharey=True, squeeze=False
+    )
+    for axes in grid.flat[len(shown) :]:
+        axes.set_visible(False)
+    for axes, method in zip(grid.flat, shown, strict=False):
+        for name, style in (
+            (VANILLA, {"color": "black", "linestyle": "-"}),
+            (FULL_RESET, {"color": "black", "linestyle": ":"}),
+        ):
+            if name in rows and task.name in rows[name].cells:
+                axes.plot(*_line(rows[name].cells[task.name].curve, task), linewidth=0.9, **style)
+        x, middle = _line(rows[method].cells[task.name].curve, task)
+        spread = task.scale * np.array([of for _, of in rows[method].cells[task.name].curve])
+        axes.plot(x, middle, color="tab:orange")
+        axes.fill_between(x, middle - spread, middle + spread, color="tab:orange", alpha=0.25, linewidth=0)
+        axes.set_title(method.replace("_", " "), fontsize=8)
+        axes.tick_params(labelsize=7)
+    figure.supylabel(task.curve, fontsize=8)
+    figure.tight_layout()
+    path = DOCS / f"board_{task.name}.png"
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+    return path
+
+
+def _line(curve: list[tuple[float, float]], task: Task) -> tuple[np.ndarray, np.ndarray]:
+    middle = task.scale * np.array([of for of, _ in curve])
+    return np.linspace(0, 1, len(middle)), middle
+
+
+def parts(rows: Mapping[str, Row], suite: Suite) -> Iterator[tuple[str, str]]:
+    """Go through the parts of the page, by name."""
+    yield "tasks", tasks_table(rows, suite)
+    yield "table", f"{main_table(rows, suite)}\n{MARKS}.\n"
+    yield "left out", left_out(suite)
+    yield "first", first_table(rows, suite)
+    yield "fire", fire_table(rows, suite)
+    yield "vanished", vanished(rows, suite)
+    yield "time", minutes(rows, suite)
+
+
+def page(rows: Mapping[str, Row], suite: Suite) -> str:
+    """Return the page with its parts written anew."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, part in parts(rows, suite):
+        begin = BEGIN.format(name)
+        before, found, rest = text.partition(begin)
+        if not found:
+            raise ValueError(f"{PAGE} has no line {begin!r}")
+        text = before + begin + part + END + rest.partition(END)[2]
+    return text
+
+
+def main() -> None:
+    """Write everything."""
+    suite = read_suite()
+    rows = ordered(read_rows(ROWS), suite)
+    PAGE.write_text(page(rows, suite), encoding="utf-8")
+    write_csv(rows, suite)
+    draw_board(rows, suite)
+    text = (
+        "# Curves of the board\n\nMean over ten seeds, ± one standard deviation, over the training; black: going on;"
+        " dotted: training anew.\n"
+    )
+    for name, task in suite.tasks.items():
+        if name in rows[VANILLA].cells:
+            path = draw_curves(rows, task)
+            about = f"{task.about[0].upper()}{task.about[1:]}"
+            text += f"\n## {name}\n\n{about}. Drawn: `{task.curve}`.\n\n![a panel for each method]({path.name})\n"
+    CURVES.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

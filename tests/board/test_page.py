@@ -1,0 +1,65 @@
+"""docs/board.md, its figure and its CSV are those of the rows in docs/board."""
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from board_rows import SUITE, around, row
+
+DOCS = Path(__file__).parents[2] / "docs"
+SCRIPT = runpy.run_path(str(DOCS / "board.py"))
+
+
+@pytest.fixture
+def rows():
+    rng = np.random.default_rng(0)
+    vanilla, scratch = around(rng, 0.2), around(rng, 0.5)
+    found = {"vanilla": row("vanilla", random_labels=(vanilla, vanilla, scratch))}
+    found["fire"] = row("fire", random_labels=(around(rng, 0.7), vanilla, scratch))
+    found["l2_init"] = row("l2_init", random_labels=([value + 0.001 for value in vanilla], vanilla, scratch))
+    noisy = [
+        value + noise for value, noise in zip(vanilla, [0.01, 0.012, 0.011, 0.01, 0.012, *[-0.01] * 5], strict=True)
+    ]
+    found["redo"] = row("redo", random_labels=(noisy, vanilla, scratch))
+    found["mine"] = row("mine", random_labels=(scratch, vanilla, scratch))
+    return SCRIPT["ordered"](found, SUITE)
+
+
+def test_the_page_is_up_to_date():
+    shown = SCRIPT["ordered"](SCRIPT["read_rows"](DOCS / "board"), SUITE)
+    assert len(shown) > 3 and SCRIPT["page"](shown, SUITE) == (DOCS / "board.md").read_text(), (
+        "run python docs/board.py"
+    )
+
+
+def test_rows_come_in_the_order_of_the_suite_and_joined_ones_last(rows):
+    assert list(rows) == ["vanilla", "fire", "redo", "l2_init", "mine"]
+
+
+def test_a_cell_has_one_result_with_its_interval_a_mark_and_a_link(rows):
+    lines = SCRIPT["main_table"](rows, SUITE).splitlines()
+    assert lines[2].startswith("| `vanilla` | [20.")
+    assert lines[3].startswith("| `fire` | [+49.9 ± 1.") and lines[3].endswith(" ●](board_curves.md#random_labels) |")
+
+
+def test_what_five_seeds_showed_and_ten_do_not_is_told(rows):
+    told = SCRIPT["vanished"](rows, SUITE)
+    assert "`redo` against going on in random_labels: five seeds +1.1" in told and "`fire`" not in told
+
+
+def test_who_is_first_is_told(rows):
+    assert "| random_labels | `fire` | none |" in SCRIPT["first_table"](rows, SUITE)
+
+
+def test_figures_and_csv_are_written(rows, tmp_path, monkeypatch):
+    of = SCRIPT["main"].__globals__
+    monkeypatch.setitem(of, "CSV", tmp_path / "board.csv")
+    monkeypatch.setitem(of, "FIGURE", tmp_path / "board.png")
+    monkeypatch.setitem(of, "DOCS", tmp_path)
+    SCRIPT["write_csv"](rows, SUITE)
+    SCRIPT["draw_board"](rows, SUITE)
+    SCRIPT["draw_curves"](rows, SUITE.tasks["random_labels"])
+    lines = (tmp_path / "board.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(rows) and lines[2].startswith("random_labels,fire,70,0.741,10,")
+    assert {path.name for path in tmp_path.iterdir()} == {"board.csv", "board.png", "board_random_labels.png"}
