@@ -41,6 +41,13 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(nav) == sorted([*PAGES, *NOTEBOOKS, *FROM_ROOT])
 
 
+def test_six_tabs_hold_at_most_55_pages():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    tabs = [tab for entry in nav for tab in entry]
+    assert tabs == ["Start", "Guide", "Should I reset?", "Methods", "Evidence", "Reference and help"]
+    assert len(list(leaves(nav))) <= 55
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if not LONG.fullmatch(page)])
 def test_no_page_is_longer_than_200_lines(page):
     assert len((DOCS / page).read_text().splitlines()) <= 200
