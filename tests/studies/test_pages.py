@@ -32,3 +32,23 @@ def test_the_table_of_signs():
     found = {key: own.set_index("value") for key, own in values.groupby(["measure", "of"], sort=False)}
     table = signs.table(found, dict(zip(values.value, values.sign.replace("+", ""), strict=True)))
     assert len(table.splitlines()) == 2 + len(signs.SHOWN) and table in page
+
+
+def test_the_table_of_language_models():
+    """The CSV has all columns of both tables, and those of the event."""
+    rows, page = pd.read_csv(DOCS / "language_scale.csv", dtype=str), (DOCS / "which_scale.md").read_text()
+    assert len(rows) == 14
+    for _, row in rows.iterrows():
+        cells = [cell for name, cell in row.dropna().items() if not name.startswith(("norms", "loss right after"))]
+        first = f"`{cells[0]}`" if cells[0] == "GPT" else cells[0]
+        assert f"| {' | '.join([first, *cells[1:]])} |" in page
+
+
+def test_the_table_of_optimizers():
+    rows, page = pd.read_csv(DOCS / "optimizers.csv"), (DOCS / "around_an_event.md").read_text()
+    assert (rows.optimizers.str.count(",") + 1 == rows.number).all()
+    outcome = rows["one weight reset"] + rows["all reset"].where(rows["one weight reset"] != "not tried", "")
+    counts = rows.groupby(["library", outcome], sort=False).number.sum().unstack(fill_value=0)
+    columns = ["equalequal", "warnedequal", "warnedwarned", "not tried"]
+    for library, numbers in counts[columns].iterrows():
+        assert f"| {library} | {' | '.join(map(str, numbers))} |" in page
