@@ -82,7 +82,7 @@ def main_table(rows: Mapping[str, Row], suite: Suite) -> str:
             text = re.sub(r"^([-+\d.]+) \(([-+\d.]+) to ([-+\d.]+)\)", _half_width, line[place])
             line[place] = f"[{text}](board_curves.md#{name})" if text != "–" else text
         line[0] = f"`{line[0]}`"
-    return markdown([head, *body])
+    return markdown([[name.replace("_", " ") for name in head], *body])
 
 
 def _half_width(match: re.Match[str]) -> str:
@@ -211,7 +211,7 @@ def draw_board(rows: Mapping[str, Row], suite: Suite) -> None:
         axes.set_yticks(range(len(shown)), [method.replace("_", " ") for method in shown], fontsize=8)
         axes.tick_params(axis="x", labelsize=8)
         axes.grid(axis="x", alpha=0.3)
-    grid[0, 0].invert_yaxis()
+    grid[0, 0].set_ylim(len(shown) - 0.5, -0.5)
     figure.supxlabel(
         "gain over going on (line), beside training anew (dotted); green: shown to be better than both", fontsize=9
     )
