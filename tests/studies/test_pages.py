@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from studies import drift, signs, timing
+from studies import drift, rejuvenation, signs, timing
 from studies.runs import tables
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -52,3 +52,11 @@ def test_the_table_of_optimizers():
     columns = ["equalequal", "warnedequal", "warnedwarned", "not tried"]
     for library, numbers in counts[columns].iterrows():
         assert f"| {library} | {' | '.join(map(str, numbers))} |" in page
+
+
+def test_the_tables_of_rejuvenation():
+    runs, page = pd.read_csv(DOCS / "rejuvenation.csv"), (DOCS / "rejuvenation.md").read_text()
+    assert (runs.groupby("method").seed.nunique() == 10).all()
+    assert list(dict.fromkeys(runs.method)) == list(rejuvenation.ARMS)
+    assert rejuvenation.table(runs) in page
+    assert all(cell in page for cell in rejuvenation.differences(runs, rejuvenation.PARTS))
