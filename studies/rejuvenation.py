@@ -280,7 +280,7 @@ def draw(runs: pd.DataFrame, path: Path) -> None:
         mean = np.mean([json.loads(rewards) for rewards in runs[runs.method == method].rewards], 0)
         mean = mean[: len(mean) // width * width].reshape(-1, width).mean(1)
         style = "--" if ARMS[method][0] != "over" else "-"
-        axes.plot((np.arange(len(mean)) + 0.5) * width, mean, style, color=f"C{number % 10}", label=method)
+        axes.plot((np.arange(len(mean)) + 0.5) * width, mean, style, color=plt.get_cmap("tab20")(number), label=method)
     axes.set(xlabel="step of reinforcement learning", ylabel="reward")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
