@@ -28,7 +28,7 @@ def test_two_steps_of_each_chunk(text, method):
     acted = {name: callback.num_events for name, callback in acting(trainer).items() if hasattr(callback, "num_events")}
     assert acted.pop("OptimizerReset") == 7
     assert sorted(filter(None, acted.values())) == [7] * EVENTS.get(method, 1)
-    assert 0 < trainer.callback_metrics["probe/loss"] < 10
+    assert 0 < trainer.callback_metrics["probe/loss"] < 100
     assert 0 < trainer.callback_metrics["val/loss"] < 10
 
 
