@@ -160,8 +160,8 @@ def minutes(rows: Mapping[str, Row], suite: Suite) -> str:
     versions = rows[VANILLA].versions
     of = ", ".join(f"{name} {versions[name]}" for name in ("torch", "lightning", "python"))
     return (
-        f"{len(rows)} of {len(suite.methods) + 1} methods of the suite so far, {total / 3600:.1f} hours of one core in"
-        f" all, {total / 60 / len(rows):.0f} minutes a method; {machines}; {of}.\n"
+        f"{len(rows)} of {len(suite.methods) + 1} methods of the suite so far, {total / 3600:.1f} hours of runs one"
+        f" after the other, {total / 60 / len(rows):.0f} minutes a method; {machines}; {of}.\n"
     )
 
 
