@@ -29,7 +29,7 @@ def test_two_steps_of_each_chunk(text, method):
     assert acted.pop("OptimizerReset") == 7
     assert sorted(filter(None, acted.values())) == [7] * EVENTS.get(method, 1)
     assert 0 < trainer.callback_metrics["probe/loss"] < 100
-    assert 0 < trainer.callback_metrics["val/loss"] < 10
+    assert 0 < trainer.callback_metrics["val/loss"] < 100
 
 
 def test_without_the_text_the_error_says_what_to_do(tmp_path, monkeypatch):
