@@ -19,6 +19,7 @@ from lightning_fire.board.row import Row, read_rows
 from lightning_fire.board.suite import Suite, Task, read_suite
 from lightning_fire.board.table import MARKS, best_of, cells, differences, gains, mark
 from lightning_fire.experiments.statistics import difference
+from lightning_fire.experiments.tables import difference_cell
 from lightning_fire.recipe.recipe import VANILLA
 
 DOCS = Path(__file__).parent
@@ -29,16 +30,9 @@ BEGIN, END = "<!-- {}: written by docs/board.py -->\n", "<!-- end -->"
 COLORS = {"●": "tab:green", "○": "tab:blue", "×": "tab:red", "": "tab:gray"}
 FIRE = "fire"
 IN_THE_PAPER = (
-    "vanilla",
-    "full_reset",
-    "shrink_and_perturb",
-    "dash",
-    "l2_init",
-    "parseval",
-    "redo",
-    "continual_backprop",
+    *(VANILLA, FULL_RESET, "shrink_and_perturb", "dash", "l2_init", "parseval", "redo", "continual_backprop", "snr"),
+    *("muon", "plasticity_injection"),
 )
-IN_THE_PAPER += ("snr", "muon", "plasticity_injection")
 HEAD = (
     "task,method,mean,sd,seeds,gain,gain_low,gain_high,over_scratch,over_scratch_low,over_scratch_high,setting,seconds"
 )
@@ -119,15 +113,13 @@ def vanished(rows: Mapping[str, Row], suite: Suite) -> str:
         cell, task = rows[method].cells[name], suite.tasks[name]
         other = cell.vanilla if reference == "vanilla" else cell.scratch
         values, others = ({s: v for s, v in gains(task, each).items() if s < 5} for each in (cell.values, other))
-        gain, low, high = difference(values, others)
+        _, low, high = difference(values, others)
         if low > 0 or high < 0:
             shown += 1
             if not of.decided:
                 what = "going on" if reference == "vanilla" else "training anew"
-                five, ten = (
-                    "{:+.{d}f} ({:+.{d}f} to {:+.{d}f})".format(*three, d=task.digits)
-                    for three in ((gain, low, high), (of.gain, of.low, of.high))
-                )
+                five = difference_cell(values, others, task.digits)
+                ten = "{:+.{d}f} ({:+.{d}f} to {:+.{d}f})".format(of.gain, of.low, of.high, d=task.digits)
                 told.append(f"- `{method}` against {what} in {name}: five seeds {five}, ten {ten}")
     return f"{len(told)} of {shown} differences:\n\n" + "\n".join(told) + "\n"
 
@@ -140,11 +132,8 @@ def fire_table(rows: Mapping[str, Row], suite: Suite) -> str:
         line = [f"`{method}`"]
         for name in there:
             task, cell = suite.tasks[name], rows[method].cells.get(name)
-            if cell is None:
-                line.append("–")
-                continue
-            gain, low, high = difference(*(gains(task, of.values) for of in (rows[FIRE].cells[name], cell)))
-            line.append("{:+.{d}f} ({:+.{d}f} to {:+.{d}f})".format(gain, low, high, d=task.digits))
+            of_fire, others = (gains(task, of.values if of else {}) for of in (rows[FIRE].cells[name], cell))
+            line.append(difference_cell(of_fire, others, task.digits))
         table.append(line)
     return markdown(table)
 
