@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from stable_baselines3 import DQN
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from lightning_fire.board.changing_pendulum import ChangingPendulum
@@ -52,13 +52,39 @@ def train(
         parameter_groups: Makes the groups from the network, such as `muon_groups`.
     """
 
-    def pendulums(task: int) -> ChangingPendulum:
-        return ChangingPendulum(_PENDULUMS, seed, 0, task, _LENGTH, _SPEED)
-
     length = _PENDULUMS * steps
+    agent = _agent(seed, length, updates, hidden, optimizer, parameter_groups)
+    when = EveryNSteps(length) if isinstance(method, EventMethod) else None
+    callback = None if method is None else PlasticityCallback(method, when, log_every=length)
+
+    for task in range(tasks):
+        agent.set_env(_pendulums(seed, task))
+        agent.replay_buffer.reset()
+        agent.learning_starts = agent.num_timesteps + _FIRST * _PENDULUMS
+        agent.learn(length, callback=callback, log_interval=None, reset_num_timesteps=False)
+        for key, value in agent.logger.name_to_value.items():
+            log(key, value, task)
+        agent.logger.dump()
+        log("data/checksum", _checksum(agent.replay_buffer), task)
+        log("return", ChangingPendulum(100, seed, 0, task).play(lambda seen: agent.q_net(seen).argmax(1))[0], task)
+
+
+def _pendulums(seed: int, task: int) -> ChangingPendulum:
+    return ChangingPendulum(_PENDULUMS, seed, 0, task, _LENGTH, _SPEED)
+
+
+def _agent(
+    seed: int,
+    length: int,
+    updates: int,
+    hidden: int,
+    optimizer: Callable[[Iterable[Any]], Optimizer] | None,
+    parameter_groups: Callable[[nn.Module], Any] | None,
+) -> Any:
+    """Return a new DQN that acts at random and remembers the transitions of one task; arguments as of `train`."""
     agent: Any = DQN(
         "MlpPolicy",
-        pendulums(0),
+        _pendulums(seed, 0),
         learning_rate=3e-3,
         buffer_size=length,
         batch_size=_BATCH,
@@ -78,22 +104,7 @@ def train(
         agent.policy.optimizer = optimizer((parameter_groups or nn.Module.parameters)(agent.q_net))
         rate = agent.policy.optimizer.param_groups[0]["lr"]
         agent.lr_schedule = lambda progress: rate
-    when = EveryNSteps(length) if isinstance(method, EventMethod) else None
-    callback = None if method is None else PlasticityCallback(method, when, log_every=length)
-
-    def greedy(observations: Tensor) -> Any:
-        return agent.q_net(observations).argmax(1)
-
-    for task in range(tasks):
-        agent.set_env(pendulums(task))
-        agent.replay_buffer.reset()
-        agent.learning_starts = agent.num_timesteps + _FIRST * _PENDULUMS
-        agent.learn(length, callback=callback, log_interval=None, reset_num_timesteps=False)
-        for key, value in agent.logger.name_to_value.items():
-            log(key, value, task)
-        agent.logger.dump()
-        log("data/checksum", _checksum(agent.replay_buffer), task)
-        log("return", ChangingPendulum(100, seed, 0, task).play(greedy)[0], task)
+    return agent
 
 
 def _checksum(buffer: Any) -> int:
