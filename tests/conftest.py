@@ -18,6 +18,17 @@ def _one_thread_and_a_known_seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _own_modules_of_a_test(tmp_path_factory):
+    """Forget what a test has imported from its folder: the next may write another `mine.py`."""
+    before = set(sys.modules)
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(folder):
+            del sys.modules[name]
+
+
 def pytest_collection_modifyitems(items):
     """Begin the longest tests first, by the seconds of their `slow` marks: else one process ends alone with them."""
 

@@ -80,7 +80,7 @@ def test_own_data_that_announces_chunks_is_loaded_in_every_epoch(kind, words, lo
     base["trainer"] = {"max_epochs": 4, "limit_val_batches": 0, "accelerator": "cpu", "enable_progress_bar": False}
     Path("base.yaml").write_text(yaml.safe_dump(base))
     main([*recipe, *words])
-    assert getattr(sys.modules.pop("monthly"), kind).loads == loads
+    assert getattr(sys.modules["monthly"], kind).loads == loads
 
 
 def test_a_recipe_and_one_of_its_methods_are_the_same_files_one_after_the_other(recipe):

@@ -3,7 +3,6 @@
 import importlib
 import os
 import re
-import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -99,7 +98,6 @@ def own_method(monkeypatch, tmp_path):
     """Return the module `mine` that the page on own methods shows."""
     (tmp_path / "mine.py").write_text(blocks_of(ROOT / "docs" / "own_method.md", "python")[0].code)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
     return importlib.import_module("mine")
 
 

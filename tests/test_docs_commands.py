@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import sys
 
 import pytest
 from pages import PAGES, blocks_of, pages_with
@@ -16,12 +15,6 @@ def test_every_block_has_a_language_that_is_tested():
     blocks = [(page.name, block) for page in PAGES for block in blocks_of(page)]
     assert len(blocks) > 90
     assert not [(page, block.code) for page, block in blocks if block.language not in LANGUAGES]
-
-
-@pytest.fixture(autouse=True)
-def _a_module_of_each_page():
-    yield
-    sys.modules.pop("mine", None)
 
 
 def write_files(page, folder, monkeypatch):

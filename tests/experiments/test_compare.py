@@ -8,7 +8,6 @@ import math
 import os
 import re
 import signal
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -612,7 +611,6 @@ def test_a_mistake_in_ones_own_data_is_an_error_before_training(recipe, line, me
     Path("own_data.py").write_text(OWN_DATA.format(line))
     with pytest.raises(SystemExit):
         compare(recipe, "--methods", "vanilla", "--set", "data.class_path=own_data.Own")
-    sys.modules.pop("own_data", None)
     assert message in " ".join(capsys.readouterr().err.split())
     assert not Path("out").exists()
 

@@ -97,9 +97,7 @@ def run(folder, script=SCRIPT, mine=MINE):
 def folder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    yield tmp_path
-    for name in ("script", "mine_of_source"):
-        sys.modules.pop(name, None)
+    return tmp_path
 
 
 CHANGES = [

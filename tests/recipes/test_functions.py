@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -67,13 +66,11 @@ def mine(tmp_path, monkeypatch):
     """A folder with a function and its recipe; return the module."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_loop", raising=False)
     Path("own_loop.py").write_text(MINE)
     Path("recipe.yaml").write_text(yaml.safe_dump(RECIPE))
     import own_loop
 
-    yield own_loop
-    sys.modules.pop("own_loop")
+    return own_loop
 
 
 class Here:

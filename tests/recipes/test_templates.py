@@ -3,7 +3,6 @@
 import importlib
 import re
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -40,9 +39,7 @@ def begun(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    yield begin
-    for name in ("mine", "table"):
-        sys.modules.pop(name, None)
+    return begin
 
 
 def options_of(name):
