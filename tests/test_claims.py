@@ -32,6 +32,12 @@ def test_every_claim_has_a_row_with_its_status_by_the_rule():
         )
 
 
+def test_the_readme_counts_the_statuses():
+    counts = re.search(r"(\d+) claims: (\d+) confirmed, (\d+) refuted", (ROOT / "docs" / "claims.md").read_text())
+    told = r"paper's (\d+) claims (\d+) are confirmed here,\s(\d+) are refuted"
+    assert re.search(told, (ROOT / "README.md").read_text()).groups() == counts.groups()
+
+
 @pytest.mark.parametrize("link", sorted({entry["link"] for entry in EVIDENCE}))
 def test_links_exist(link):
     if ".py::" in link:

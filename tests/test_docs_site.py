@@ -48,6 +48,12 @@ def test_six_tabs_hold_at_most_55_pages():
     assert len(list(leaves(nav))) <= 55
 
 
+def test_the_readme_has_at_most_100_lines_and_ends_in_six_links():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 100
+    assert 0 < len(re.findall(r"\]\(http", text.rpartition("\n## ")[2])) <= 6
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if not LONG.fullmatch(page)])
 def test_no_page_is_longer_than_200_lines(page):
     assert len((DOCS / page).read_text().splitlines()) <= 200
