@@ -23,6 +23,7 @@ BUILD := $(VENV)-build
 AUDIT := $(VENV)-audit
 OPTIMIZERS := $(VENV)-optimizers
 NEIGHBOURS := $(VENV)-neighbours
+REPORT := $(VENV)-report
 
 # with a script that uses the public names as a user does
 TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods callbacks optim integrations \
@@ -34,7 +35,7 @@ PYTEST := python -m pytest -n auto --dist worksteal
 # KaTeX typesets formulas while the site is built; a message about another site generator is suppressed
 MKDOCS = NO_MKDOCS_2_WARNING=1 KATEX=$(wildcard $(VENV)/npm/node_modules/katex/dist) $(BIN)/mkdocs
 
-.PHONY: quickstart test test-all test-optimizers test-neighbours test-crash test-lowest zoo gpu lint audit docs docs-serve dist clean
+.PHONY: quickstart test test-all test-optimizers test-neighbours test-crash test-lowest zoo gpu lint audit docs docs-serve report dist clean
 
 quickstart: $(VENV)/.package  ## watch a network stop learning, and FIRE keep it able to learn
 	$(BIN)/lightning-fire compare quick_start \
@@ -121,6 +122,14 @@ $(VENV)/.docs: $(VENV)/.package
 	@npm install --silent --no-save --prefix $(VENV)/npm katex@0.16 || echo "no KaTeX, which npm installs: formulas stay as TeX"
 	@touch $@
 
+report: $(REPORT)/.report  ## docs/report.md as build/report.pdf
+	$(REPORT)/$(SCRIPTS)/python docs/report.py build/report.pdf
+
+$(REPORT)/.report:
+	$(PYTHON) -m venv $(REPORT)
+	$(REPORT)/$(SCRIPTS)/python -m pip install --quiet pypandoc-binary typst
+	@touch $@
+
 dist: $(BUILD)/.build  ## what is published: dist/ with the source distribution and the wheel that is built from it
 	rm -rf dist build *.egg-info
 	$(BUILD)/$(SCRIPTS)/python -m build
@@ -134,4 +143,4 @@ $(BUILD)/.build:
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(BUILD) $(AUDIT) $(OPTIMIZERS) $(NEIGHBOURS) site runs build dist *.egg-info
+	rm -rf $(VENV) $(LOWEST) $(BUILD) $(AUDIT) $(OPTIMIZERS) $(NEIGHBOURS) $(REPORT) site runs build dist *.egg-info

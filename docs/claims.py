@@ -1,6 +1,6 @@
-"""The table of docs/claims.md, from docs/claims.yaml and the numbers on the pages that it names.
+"""The tables of docs/claims.md and docs/report.md, from docs/claims.yaml and the numbers on the pages that it names.
 
-python docs/claims.py   # writes the table into claims.md
+python docs/claims.py   # writes them
 """
 
 import math
@@ -15,7 +15,7 @@ import yaml
 from scipy.stats import t
 
 ROOT = Path(__file__).parents[1]
-PAGE, DATA = ROOT / "docs" / "claims.md", ROOT / "docs" / "claims.yaml"
+PAGE, REPORT, DATA = (ROOT / "docs" / name for name in ("claims.md", "report.md", "claims.yaml"))
 BEGIN, END = "<!-- written by docs/claims.py -->\n", "<!-- end -->"
 SIGNS = {"confirmed": "✓", "refuted": "✗", "undecided": "?"}
 HEADING = re.compile(r"^(#+) (.*)$", re.MULTILINE)
@@ -167,11 +167,26 @@ def written(claims: list[dict[str, Any]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def page() -> str:
-    """Return the page as it should be."""
-    head, rest = PAGE.read_text().split(BEGIN)
-    return head + BEGIN + written(yaml.safe_load(DATA.read_text())) + END + rest.split(END)[1]
+def counts(claims: list[dict[str, Any]]) -> str:
+    """Return the table of statuses with the number of measurements for and against each claim, as Markdown."""
+    rows = ["| | the paper says | status | ✓ | ✗ | ? |", "|--:|---|---|--:|--:|--:|"]
+    for number, claim in enumerate(claims, 1):
+        verdicts = Counter(map(verdict, counted(claim)))
+        cells = (str(verdicts[name] or "") for name in SIGNS)
+        rows.append(f"| {number} | {claim['claim']} | {status(claim)} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def pages() -> dict[Path, str]:
+    """Return the pages as they should be."""
+    claims = yaml.safe_load(DATA.read_text())
+    found = {}
+    for path, table in ((PAGE, written(claims)), (REPORT, counts(claims))):
+        head, rest = path.read_text().split(BEGIN)
+        found[path] = head + BEGIN + table + END + rest.split(END)[1]
+    return found
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    for path, text in pages().items():
+        path.write_text(text)
