@@ -263,7 +263,7 @@ def train_and_read(
     from lightning_fire.experiments.chunks import Metric
     from lightning_fire.experiments.functions import FunctionReport
     from lightning_fire.experiments.logs import Curves, read_curves
-    from lightning_fire.experiments.runner import train
+    from lightning_fire.experiments.runner import NOT_BEGUN, train
     from lightning_fire.experiments.streams import report_of_chunks
 
     declared = "phases" if runs[0].branch else declared_report(runs[0])
@@ -284,7 +284,11 @@ def train_and_read(
             failed[run] = f"{run.folder} has not logged {logged_by}"
         else:
             curves[run.branch, run.method, run.seed] = found
+    if skipped := sum(reason == NOT_BEGUN for reason in failed.values()):
+        print(f"\n{skipped} runs were {NOT_BEGUN}:")
     for run, reason in failed.items():
+        if reason == NOT_BEGUN:
+            continue
         log = run.log if run.log.is_file() or run.start is None else run.start.log
         print(printable(f"\n{run.name} FAILED: {reason}  (see {log})"))
     if not curves:

@@ -15,7 +15,9 @@ from lightning_fire.experiments.engines import Engine, Job
 from lightning_fire.experiments.runs import MARKER, SETTINGS, Run
 from lightning_fire.experiments.training import RunProgress, read_progress, remove_replay
 
+NOT_BEGUN = "not begun, as the first runs have failed in the same way"
 _KEPT = "kept"
+_HOPELESS = 3  # runs
 _WHOLE = "(it shared its first chunk; --no-shared-start trains it whole)"
 
 
@@ -77,7 +79,8 @@ def execute(
     """Train all runs that have not finished before, and return the reason of failure of each.
 
     The start that they continue from is trained before them. Its checkpoint is removed when they all have finished,
-    unless it is to be kept. A run that fails, or whose process is killed, is reported and does not stop the others.
+    unless it is to be kept. A run that fails, or whose process is killed, is reported and does not stop the others;
+    but if the first ones fail in the same way, with several methods, the rest is `NOT_BEGUN`.
     """
     outcome: dict[Run, str | None] = dict.fromkeys(runs)
     waiting = _unfinished(runs)
@@ -105,6 +108,9 @@ def execute(
                         shared = failure and run.start is not None and not run.branch
                         outcome[run] = f"{failure} {_WHOLE}" if shared else failure
                         del active[run]
+                if waiting and _hopeless(runs, [run for run in begun if run not in active], outcome):
+                    outcome |= dict.fromkeys(waiting, NOT_BEGUN)
+                    waiting.clear()
                 now = {run: read_progress(run.folder) for run in begun}
                 show({run: progress for run, progress in now.items() if progress is not None}, list(active))
                 if until is not None and time.monotonic() > until and (waiting or active):
@@ -121,6 +127,13 @@ def _unfinished(runs: Sequence[Run]) -> list[Run]:
     todo = [run for run in runs if not run.is_finished()]
     starts = dict.fromkeys(run.start for run in todo if run.start is not None)
     return [*(start for start in starts if not start.is_finished()), *todo]
+
+
+def _hopeless(runs: Sequence[Run], ended: Sequence[Run], outcome: Mapping[Run, str | None]) -> bool:
+    """Return whether all runs of several methods have failed for one reason so far, and none has finished ever."""
+    reasons, methods = {outcome[run] for run in ended}, {run.method for run in ended}
+    alike = len(ended) >= _HOPELESS and len(methods) > 1 and len(reasons) == 1 and None not in reasons
+    return alike and not any(run.is_finished() for run in runs)
 
 
 def _prepared(run: Run, outcome: Mapping[Run, str | None]) -> Run:

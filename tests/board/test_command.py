@@ -93,6 +93,18 @@ def test_a_method_joins_by_one_file_and_its_row_can_be_checked(folder, capsys):
     assert ended.value.code == 1 and "differ by up to 0.5" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_task_that_cannot_be_trained_says_why_once_and_the_others_are(folder, capsys):
+    rule = yaml.safe_load(Path("suite/suite.yaml").read_text())
+    rule["tasks"] = {"language": {**rule["tasks"]["random_labels"], "metric": "probe/loss"}, **rule["tasks"]}
+    Path("suite/suite.yaml").write_text(yaml.safe_dump(rule))
+    Path("suite/language.yaml").write_text((FOLDER / "language.yaml").read_text())  # no data/text/kjv.txt here
+    rows = board("fire")
+    told = capsys.readouterr().out
+    assert 1 <= told.count("data/text/kjv.txt does not exist: put the King James text there") <= 4
+    assert "language: nothing was trained" in told and list(rows["fire"].cells) == ["random_labels"]
+
+
 def refused(capsys, *words):
     with pytest.raises(SystemExit):
         board(*words)

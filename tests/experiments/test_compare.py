@@ -120,6 +120,15 @@ def test_a_failed_run_is_reported_and_does_not_stop_the_others(recipe, tmp_path,
     assert "vanilla  1" in text
 
 
+def test_if_the_first_runs_fail_in_the_same_way_the_rest_is_not_begun(recipe, tmp_path, capsys):
+    words = ["--seeds", "4", "--no-shared-start", "--set", "data.init_args.batch_size=0"]
+    with pytest.raises(SystemExit, match="no run finished"):
+        compare(recipe, "--methods", "vanilla", "full_reset", *words)
+    text = capsys.readouterr().out
+    assert len(re.findall("FAILED: .*`batch_size` must be", text)) < 8
+    assert "runs were not begun, as the first runs have failed in the same way:\n" in text
+
+
 def test_a_run_that_did_not_log_what_the_table_needs_is_reported(recipe, capsys):
     with pytest.raises(SystemExit, match="no run finished"):
         compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "trainer.limit_val_batches=0")
