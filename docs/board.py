@@ -57,8 +57,8 @@ def ordered(rows: Mapping[str, Row], suite: Suite) -> dict[str, Row]:
 
 
 def tasks_table(rows: Mapping[str, Row], suite: Suite) -> str:
-    """Return what the tasks are, and the numbers of going on and of training anew."""
-    table = [["task", "what changes", "number", VANILLA, "training anew", "seconds a run"]]
+    """Return what the tasks are, and the numbers of continuing and of training from scratch."""
+    table = [["task", "what changes", "number", VANILLA, "training from scratch", "seconds a run"]]
     for name, task in suite.tasks.items():
         if name in rows[VANILLA].cells:
             cell = rows[VANILLA].cells[name]
@@ -107,7 +107,7 @@ def first_table(rows: Mapping[str, Row], suite: Suite) -> str:
 
 
 def vanished(rows: Mapping[str, Row], suite: Suite) -> str:
-    """Return differences to going on or training anew that five seeds show, each by itself, and the board does not."""
+    """List differences to continuing or training from scratch that five seeds show singly and the board does not."""
     found, told, shown = differences(rows, suite), [], 0
     for (method, name, reference), of in found.items():
         cell, task = rows[method].cells[name], suite.tasks[name]
@@ -117,7 +117,7 @@ def vanished(rows: Mapping[str, Row], suite: Suite) -> str:
         if low > 0 or high < 0:
             shown += 1
             if not of.decided:
-                what = "going on" if reference == "vanilla" else "training anew"
+                what = "continuing" if reference == "vanilla" else "training from scratch"
                 five = difference_cell(values, others, task.digits)
                 ten = "{:+.{d}f} ({:+.{d}f} to {:+.{d}f})".format(of.gain, of.low, of.high, d=task.digits)
                 told.append(f"- `{method}` against {what} in {name}: five seeds {five}, ten {ten}")
@@ -202,7 +202,8 @@ def draw_board(rows: Mapping[str, Row], suite: Suite) -> None:
         axes.grid(axis="x", alpha=0.3)
     grid[0, 0].set_ylim(len(shown) - 0.5, -0.5)
     figure.supxlabel(
-        "gain over going on (line), beside training anew (dotted); green: shown to be better than both", fontsize=9
+        "gain over continuing (line) and of training from scratch (dotted); green: shown to be better than both",
+        fontsize=9,
     )
     figure.tight_layout()
     figure.savefig(FIGURE, dpi=110)
@@ -210,7 +211,7 @@ def draw_board(rows: Mapping[str, Row], suite: Suite) -> None:
 
 
 def draw_curves(rows: Mapping[str, Row], task: Task) -> Path:
-    """Draw the curve of each method on a task, beside those of going on and of training anew."""
+    """Draw the curve of each method on a task, beside those of continuing and of training from scratch."""
     shown = [
         name for name, row in rows.items() if name != VANILLA and task.name in row.cells and row.cells[task.name].curve
     ]
@@ -276,8 +277,8 @@ def main() -> None:
     write_csv(rows, suite)
     draw_board(rows, suite)
     text = (
-        "# Curves of the board\n\nMean over ten seeds, ± one standard deviation, over the training; black: going on;"
-        " dotted: training anew.\n"
+        "# Curves of the board\n\nMean over ten seeds, ± one standard deviation, over the training; black: continuing;"
+        " dotted: training from scratch.\n"
     )
     for name, task in suite.tasks.items():
         if name in rows[VANILLA].cells:

@@ -88,7 +88,7 @@ def epochs_of_training(trainer: "Trainer") -> int | None:
 
 
 def load_states_of_loaders(trainer: "Trainer") -> None:
-    """Let a resumed Trainer go on in its loaders, where they were read before the checkpoint.
+    """Restore the positions of a resumed Trainer's loaders if they were read before the checkpoint.
 
     `trainer.estimated_stepping_batches` in `configure_optimizers` does so. Lightning loads the states of loaders only
     when it makes them, and would start the epoch again.
@@ -193,9 +193,9 @@ def draw_seeds_of_loaders(trainer: "Trainer") -> None:
 
     In an uninterrupted training each draws one seed per epoch, and one more at each epoch that re-creates the loaders.
     """
-    anew = bool(undeclared(trainer).reload_dataloaders_every_n_epochs) and not trainer.fit_loop._should_reload_train_dl
+    again = bool(undeclared(trainer).reload_dataloaders_every_n_epochs) and not trainer.fit_loop._should_reload_train_dl
     loaders = [loader for loader in combined_loader(trainer).flattened if isinstance(loader, DataLoader)]
-    for loader in loaders * (1 + anew):
+    for loader in loaders * (1 + again):
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 

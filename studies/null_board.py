@@ -1,4 +1,4 @@
-"""Copies of vanilla on the board: are they told apart? Vanilla is trained with 40 seeds on each task.
+"""Copies of vanilla on the board: does the board distinguish them? Vanilla is trained with 40 seeds on each task.
 
 python -m studies.null_board runs/null_board
 

@@ -19,7 +19,7 @@ from lightning_fire.experiments.runs import PROGRESS, SETTINGS, Run, at_work_in,
 from lightning_fire.experiments.sweep import Sweep, as_config
 from lightning_fire.recipe.recipe import VANILLA, Recipe
 
-FULL_RESET = "full_reset"  # scratch: training anew at each change
+FULL_RESET = "full_reset"  # scratch: training from scratch at each change
 _POINTS = 40  # of a curve
 
 

@@ -1,4 +1,4 @@
-"""What the rows of the board show: differences to going on and to training anew, decided for the whole board."""
+"""Differences of the rows to continuing and to training from scratch, tested together over the whole board."""
 
 import math
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ from lightning_fire.recipe.recipe import VANILLA
 Reference = Literal["vanilla", "scratch"]
 BETTER_THAN_BOTH, BETTER, WORSE = "●", "○", "×"
 MARKS = (
-    f"{BETTER_THAN_BOTH} better than going on and than training anew; {BETTER} better than going on; {WORSE} worse than"
-    " going on; no mark: not shown"
+    f"{BETTER_THAN_BOTH} better than continuing and than training from scratch; {BETTER} better than continuing;"
+    f" {WORSE} worse than continuing; no mark: not shown"
 )
 
 
 def differences(rows: Mapping[str, Row], suite: Suite) -> dict[tuple[str, str, Reference], Difference]:
-    """Return what each method gains over vanilla and over a full reset on each task, in the units of the table.
+    """Gain of each method over vanilla and over a full reset on each task, in the units of the table.
 
     All differences of the board are decided together, by Holm's procedure: if no method differs from anything, the
     probability that the board shows any difference is at most 5 %.

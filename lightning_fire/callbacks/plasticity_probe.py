@@ -31,7 +31,7 @@ class PlasticityProbe(MethodCallback):
     the new network, and at the end of every `every_n_epochs`-th epoch. With `at_new_data`, `probe/loss_at_new_data` and
     `probe/last_loss_at_new_data` are logged before the first step on new data, after the events of all callbacks.
 
-    The copy begins with a new optimizer. The training goes on as without it, bit for bit.
+    The copy starts with a new optimizer. The training itself is bit-identical to one without the probe.
 
     Args:
         task: Batches of the held-out task, as the module gets them in training, in an order that does not change. Each
@@ -42,7 +42,7 @@ class PlasticityProbe(MethodCallback):
         at_new_data: Whether to probe also what a method makes of the network at new data.
 
     Raises:
-        ValueError: If an argument is out of range; when training starts, if there is no task, it shuffles, or it has
+        ValueError: If an argument is out of range; when training starts, if the task is missing, shuffled, or has
             fewer batches than `steps`.
         MisconfigurationException: When training starts, if the module optimizes manually and has no `loss_on`.
     """

@@ -1,4 +1,4 @@
-"""One curve of logs over several processes, each with a training that begins anew."""
+"""One continuous curve of logs over several processes, each of which trains from step 0."""
 
 from pathlib import Path
 
@@ -9,16 +9,16 @@ from lightning_fire._lightning import continue_steps_of_logs, first_step_after
 
 
 def continue_steps(trainer: Trainer, checkpoint: str | Path) -> None:
-    """Let the logs of a Trainer continue at the step at which a checkpoint was written: call it before `fit`.
+    """Continue the logs of a Trainer at the step of a checkpoint. Call it before `fit`.
 
-    For a process a week that loads the weights of the last week, whose epochs and steps begin at 0: on the x axis of
-    all loggers its curves follow those of last week. Log into the same run, for example
-    `TensorBoardLogger("runs", name="weekly", version="0")`. Nothing but the axis changes; the checkpoints of this fit
-    contain it. An interrupted week that continues by `fit(ckpt_path=…)` has the steps of that checkpoint.
+    Use it if each week a new process loads last week's weights and its epochs and steps start at 0: the curves of all
+    loggers then follow last week's on the x axis. Log into the same run, for example
+    `TensorBoardLogger("runs", name="weekly", version="0")`. Only the axis changes; the checkpoints of this fit contain
+    it. An interrupted week that is resumed by `fit(ckpt_path=…)` has the steps of that checkpoint.
 
     Args:
         trainer: The Trainer, before `fit`.
-        checkpoint: Checkpoint file of Lightning, of the process before.
+        checkpoint: Checkpoint file of Lightning, written by the previous process.
 
     Raises:
         ValueError: If the file has no steps, as with `save_weights_only`.

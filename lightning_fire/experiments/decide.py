@@ -1,4 +1,4 @@
-"""Continue, change the weights first, or train anew? Asked by a script of one's own, in any library."""
+"""Continue, change the weights first, or train from scratch? For a training script of your own, in any library."""
 
 import copy
 import csv
@@ -59,7 +59,7 @@ class Start:
         Args:
             model: The model, as new. Its values are the initial values that some methods reset to.
             optimizers: Its optimizers, if they exist: they get their state from the checkpoint where it fits, and the
-                method drops that of the weights it changes. Without them the optimizers begin anew.
+                method drops that of the weights it changes. Without them the optimizers start empty.
             loop: More arguments of `Loop`, such as `forward` and `losses` for methods that use data. `averages` begin
                 again from the loaded weights.
 
@@ -161,7 +161,7 @@ def decide(
     worth: float | None = None,
     output: str | Path = "runs/decide",
 ) -> DecisionRuns:
-    """Decide whether to continue from the weights of an earlier training, change them first, or train anew.
+    """Decide whether to continue from the weights of an earlier training, change them first, or train from scratch.
 
     `vanilla` continues from the checkpoint, `scratch` trains a new model, and each method changes the old weights
     once, before training begins. All are trained with the same seeds, one run after another in this process. Python's,
@@ -172,9 +172,9 @@ def decide(
         train: Function of a seed and a `Start` that makes a new model, calls `start(model)`, trains the model on new
             data, and returns the metric on data that the checkpoint was not trained on.
         checkpoint: File or folder with the old weights: of Lightning, a `state_dict`, safetensors, or Hugging Face.
-        methods: Methods beside `vanilla` and `scratch`. Two of one name are told apart by a setting, such as `fire` and
-            `fire scale=procrustes`, or by names of your own, in a dict, where a value that is not an `EventMethod` is
-            for `train` to apply: `start.method`.
+        methods: Methods beside `vanilla` and `scratch`. Two of one name need a setting that distinguishes them, such as
+            `fire` and `fire scale=procrustes`, or a dict with names of your own. A value of that dict that is not an
+            `EventMethod` is for `train` to apply: `start.method`.
         seeds: Number of seeds from 0, or the seeds.
         mode: Whether more of the metric is better (`"max"`), or less (`"min"`).
         metric: Name of the metric in the text.

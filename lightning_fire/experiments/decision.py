@@ -21,7 +21,7 @@ from lightning_fire.recipe.recipe import VANILLA
 
 Key = TypeVar("Key", bound=Hashable)
 
-ANEW = ("scratch", "full_reset")  # methods that train anew; the first that was compared counts
+FROM_SCRATCH = ("scratch", "full_reset")  # methods that train from scratch; the first that was compared counts
 FEASIBLE = 30  # further seeds that a comparison may be expected to run
 LEVEL = 0.05  # highest probability that a paragraph on equal methods states any difference
 
@@ -96,9 +96,9 @@ class Decision:
         leading: What to take if it must be decided now: `choice`, but where nothing is shown to be better than
             continuing, the method with the best mean if it gains at least `worth`.
         best: The best method alone, or all that no other is shown to be better than. Continuing comes first, then what
-            is shown to be better than continuing and training anew, then the cheapest.
-        better: Methods that are better than both continuing and training anew.
-        warm_start: How much better continuing is than training anew; None: not known.
+            is shown to be better than continuing and training from scratch, then the cheapest.
+        better: Methods that are better than both continuing and training from scratch.
+        warm_start: How much better continuing is than training from scratch; None: not known.
         worth: The smallest difference of the metric that matters; None: not known.
         more_seeds: Further seeds that would decide a difference of `worth` between the `best`; None: nothing is open,
             or it cannot be said, as of differences that are the same with every seed.
@@ -125,7 +125,7 @@ def decision_of(
     costs: Mapping[str, Cost] | None = None,
     unit: str = "epochs",
 ) -> Decision:
-    """Decide between continuing, training anew and the other methods of a comparison.
+    """Decide between continuing, training from scratch and the other methods of a comparison.
 
     A difference is stated only if paired t-tests show it, adjusted by Holm's procedure for all pairs of methods: of
     equal methods, at most one paragraph in twenty states any.
@@ -145,7 +145,7 @@ def decision_of(
     failed, costs = failed or {}, costs or {}
     gains, unranked = _rankable(values, metric, 1 if mode == "max" else -1, idle, failed)
     pairs = paired_differences(gains)
-    anew = next((m for m in ANEW if m in {**values, **failed} and m != continued), " or ".join(ANEW))
+    scratch = next((m for m in FROM_SCRATCH if m in {**values, **failed} and m != continued), " or ".join(FROM_SCRATCH))
     beaten = {pair for pair, found in pairs.items() if found.decided and found.gain > 0}
     by_mean = _by_mean(gains)
     first_gain = pairs.get((next(iter(by_mean), ""), continued))
@@ -153,12 +153,12 @@ def decision_of(
     worth = _worth(gains, first_gain) if worth is None else worth
     worse = {method for _, method in beaten}
     level = [method for method in by_mean if method not in worse] or by_mean[:1] if pairs else []
-    shown = {m: sum((m, base) in beaten for base in (continued, anew)) for m in gains}
+    shown = {m: sum((m, base) in beaten for base in (continued, scratch)) for m in gains}
     best = sorted(level, key=lambda m: (m != continued, -shown[m], *_expense(costs.get(m, Cost()))))
-    others = [method for method in gains if method not in (continued, anew)]
-    both = continued in gains and anew in gains
-    better = [m for m in others if both and (m, continued) in beaten and (m, anew) in beaten]
-    warm, choice = pairs.get((continued, anew)), best[0] if best else None
+    others = [method for method in gains if method not in (continued, scratch)]
+    both = continued in gains and scratch in gains
+    better = [m for m in others if both and (m, continued) in beaten and (m, scratch) in beaten]
+    warm, choice = pairs.get((continued, scratch)), best[0] if best else None
     if choice and (choice, continued) in pairs and pairs[choice, continued].gain < least:
         choice = continued
     open_now = choice == continued and len(best) > 1 and first_gain and first_gain.gain >= (worth or np.inf)
@@ -170,32 +170,33 @@ def decision_of(
 
     rival = continued
     if choice == continued:
-        rival = next((m for m in (leading, *best[:1], *by_mean) if m and m != continued), anew)
+        rival = next((m for m in (leading, *best[:1], *by_mean) if m and m != continued), scratch)
     gain = pairs.get((rival if choice == continued else choice or "", continued))
     too_small = _rounded(least, least) if best and best[0] != choice else ""
-    told = [_headline(choice, rival, leading != choice, len(best) == 1, gain, metric, continued, anew, too_small)]
-    if warm is None or {choice, rival} != {continued, anew}:
-        told.append(_warm_start(continued, anew, warm, metric, unranked))
+    told = [_headline(choice, rival, leading != choice, len(best) == 1, gain, metric, continued, scratch, too_small)]
+    if warm is None or {choice, rival} != {continued, scratch}:
+        told.append(_warm_start(continued, scratch, warm, metric, unranked))
     if choice and best == [choice]:
-        than = [m for m in dict.fromkeys([continued, anew, *by_mean[1:2]]) if m != rival and (choice, m) in pairs]
+        than = [m for m in dict.fromkeys([continued, scratch, *by_mean[1:2]]) if m != rival and (choice, m) in pairs]
         if than:
             by = _listed([f"{m} by {pairs[choice, m].of()}" for m in than])
             told.append(f"Best is {choice}: better than {by}.")
     elif len(best) > 1:
         first = "the cheapest" if costs else ""
         if len({shown[m] for m in best}) > 1:
-            bases = [base for base in (continued, anew) if base in gains and base not in best]
-            first = f"what is shown to be better than {' or '.join(bases)}"
+            bases = [base for base in (continued, scratch) if base in gains and base not in best]
+            first = f"those shown to be better than {' or '.join(bases)}"
         after = f", after {continued}" if continued in best else ""
-        told.append(f"{_listed(best)} cannot be told apart{f'; named first{after}: {first}' if first else ''}.")
+        told.append(f"{_listed(best)} cannot be distinguished{f'; named first{after}: {first}' if first else ''}.")
         if worth and undecided:
             told.append(_what_is_open(open_, worth))
     elif not best:
         told.append(_no_interval(gains))
     if pairs and both and others:
-        told.append(f"Better than both {continued} and {anew}: {_listed(better) if better else 'none is shown to be'}.")
+        found = _listed(better) if better else "none is shown to be"
+        told.append(f"Better than both {continued} and {scratch}: {found}.")
     told += _costs([m for m in dict.fromkeys([*best, *better]) if m in costs], continued, costs, metric, unit)
-    told += [f"Not ranked: {reason}." for m, reason in unranked.items() if m not in (continued, anew)]
+    told += [f"Not ranked: {reason}." for m, reason in unranked.items() if m not in (continued, scratch)]
     told += [f"{m} failed with {_seeds(seeds)}." for m, seeds in failed.items() if m not in unranked]
     if len(pairs) > 2:
         told.append(
@@ -251,7 +252,7 @@ def _rankable(
     for method, of in values.items():
         endless = [seed for seed, value in of.items() if not np.isfinite(value)]
         if method in idle:
-            unranked[method] = f"{method} never acted, its curves are those of {VANILLA} bit for bit"
+            unranked[method] = f"{method} never acted: its curves equal those of {VANILLA} bit for bit"
         elif endless:
             unranked[method] = f"{method} has no finite {metric} with {_seeds(endless)}"
         elif of:
@@ -286,32 +287,32 @@ def _headline(
     gain: Difference | None,
     metric: str,
     continued: str,
-    anew: str,
+    scratch: str,
     least: str,
 ) -> str:
-    """Return the decision, and how much it gains over continuing, or what another method gains or loses against that.
+    """State the decision and its gain over continuing; if it is to continue, the gain or loss of the best other method.
 
     Args:
         choice: The method that is chosen.
-        rival: Where that is to continue: the method to compare it with.
-        leads: Whether the rival is to be taken if it must be decided now.
+        rival: The method to compare with, if the choice is to continue.
+        leads: Whether the rival is the better bet if you must decide now.
         alone: Whether the choice is shown to be the best.
-        gain: What the choice gains over continuing, or the rival if that is the choice.
+        gain: Gain of the choice over continuing; of the rival, if the choice is to continue.
         metric: Name of the metric.
         continued: The method that continues.
-        anew: The method that trains anew.
-        least: The smallest gain that matters, if that has decided.
+        scratch: The method that trains from scratch.
+        least: The smallest gain that matters, if it settled the decision.
     """
     if choice is None:
         return "Decision: open."
-    rival_named = f"training anew ({anew})" if rival == anew else rival
+    rival_named = f"training from scratch ({scratch})" if rival == scratch else rival
     if choice != continued:
-        told = f"train anew ({anew})" if choice == anew else f"use {choice}"
+        told = f"train from scratch ({scratch})" if choice == scratch else f"use {choice}"
         return f"Decision: {told}{f': it gains {gain.of(metric)} over continuing ({continued})' if gain else ''}."
     if leads and gain:
-        now = f"train anew ({anew})" if rival == anew else f"use {rival}"
+        now = f"train from scratch ({scratch})" if rival == scratch else f"use {rival}"
         return (
-            f"Decision: open; if it must be now, {now}: it leads, gaining {gain.of(metric)} over continuing"
+            f"Decision: open; if you must decide now, {now}: it leads, gaining {gain.of(metric)} over continuing"
             f" ({continued}), which is not shown."
         )
     told = f"Decision: keep {continued}{'' if alone or least else ', as nothing is shown to be better'}"
@@ -323,20 +324,20 @@ def _headline(
     return f"{told}: {rival_named} {verb} {by.of(metric)}{f', less than the {least} that matters' if least else ''}."
 
 
-def _warm_start(continued: str, anew: str, warm: Difference | None, metric: str, unranked: Mapping[str, str]) -> str:
+def _warm_start(continued: str, scratch: str, warm: Difference | None, metric: str, unranked: Mapping[str, str]) -> str:
     if warm is None:
-        reasons = [unranked[method] for method in (continued, anew) if method in unranked]
-        why = _listed(reasons) or f"it takes two seeds of both {continued} and {anew}"
+        reasons = [unranked[method] for method in (continued, scratch) if method in unranked]
+        why = _listed(reasons) or f"it takes two seeds of both {continued} and {scratch}"
         return f"Whether warm starting hurts is not known: {why}."
     who = f"Warm starting ({continued})"
     if warm.decided:
         verb, by = ("gains", warm) if warm.gain > 0 else ("costs", warm.reversed())
-        return f"{who} {verb} {by.of(metric)} against training anew ({anew})."
-    return f"{who} and training anew ({anew}) cannot be told apart: {warm.of(metric)}."
+        return f"{who} {verb} {by.of(metric)} against training from scratch ({scratch})."
+    return f"{who} and training from scratch ({scratch}) cannot be distinguished: {warm.of(metric)}."
 
 
 def _what_is_open(pairs: Sequence[Difference], worth: float) -> str:
-    """Return what more seeds would decide between methods that cannot be told apart."""
+    """Say which difference more seeds would decide between methods that cannot be distinguished."""
     if not pairs:
         return f"A difference of {_rounded(worth, worth)} or more is ruled out: treat them as equal."
     more = max(pair.more_seeds(worth) for pair in pairs)
@@ -345,7 +346,7 @@ def _what_is_open(pairs: Sequence[Difference], worth: float) -> str:
     decided = max(half_width(pair.spread, pair.seeds + FEASIBLE, pair.level) for pair in pairs)
     return (
         f"Differences below {_rounded(decided, decided)} would need more than {FEASIBLE} further seeds: treat them as"
-        " none."
+        " zero."
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lightning_fire.experiments.decision import ANEW, Cost, Decision, decision_of
+from lightning_fire.experiments.decision import FROM_SCRATCH, Cost, Decision, decision_of
 from lightning_fire.experiments.logs import Curves, Name, seconds_of_events
 from lightning_fire.experiments.pictures import Panel, draw, relabelled
 from lightning_fire.experiments.statistics import difference
@@ -170,7 +170,7 @@ class ComparisonReport:
     def _decision(self, start: str, worth: float | None, failed: Mapping[str, Sequence[int]]) -> Decision:
         (measure, name, mode), (until, unit) = self.compared, self.until
         methods = [method for of_start, method in self._groups if of_start == start]
-        known = VANILLA in {*methods, *failed} or self.reference in ANEW
+        known = VANILLA in {*methods, *failed} or self.reference in FROM_SCRATCH
         continued = VANILLA if known else self.reference
         costs = {}
         for method in methods:

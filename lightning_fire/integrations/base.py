@@ -61,12 +61,12 @@ class Adapter(Training):
             self._initial = initial_values(model)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy keeps: the state, without the training."""
+        """State of a copy, without the model, the optimizers and the hooks."""
         training: dict[str, Any] = {"model": None, "optimizers": (), "averages": (), "handles": [], "_parts": []}
         return {**vars(self), **training, "_states": self._states_of_parts()}
 
     def forget(self) -> None:
-        """Begin anew, for a new model."""
+        """Reset the state, for a new model."""
         self.close()
         self.optimizers, self.event, self._states = (), 1, ()
 

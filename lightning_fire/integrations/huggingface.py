@@ -107,7 +107,7 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
             training.forget()
             self._chunk, self._new_data, self._ended = 0, True, False
         self._check(args, state, loader)
-        if training.model is not kwargs["model"]:  # added to the Trainer later, or the model is wrapped or made anew
+        if training.model is not kwargs["model"]:  # added to the Trainer later, or the model is wrapped or re-created
             if training.model is None and state.global_step:
                 raise ValueError(
                     f"{training.title} in a training that is resumed: give the callback to the Trainer when it is made"
@@ -151,7 +151,7 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
             self._new_data = not self._sharded  # the state of a sharded optimizer drops that of other things
             say(
                 f"{name}: the checkpoint of step {step} has no state of it, as it was written without it, or by"
-                f" save_only_model or FSDP2: its events count anew{', and its data is new' * self._new_data}."
+                f" save_only_model or FSDP2: its events are counted from 1{', and its data is new' * self._new_data}."
             )
         elif awaited and not self._new_data and not self._ended and not args.auto_find_batch_size:
             say(f"{name}: the training before was interrupted: the data of this one counts as the same.")

@@ -99,8 +99,8 @@ def check_name(name: str, place: object = "") -> None:
     """Raise a ValueError unless the name of a method or start can be that of a folder, and is safe in a spreadsheet."""
     if name in (SHARED_START, FIRST_PHASE) or len(name) > 100 or not re.fullmatch(_NAME, name):
         raise ValueError(
-            f"{place}{': ' * bool(place)}{name!r} cannot be a name: begin with a letter, digit or _, go on with these,"
-            f" spaces or .,=+- to at most 100, and use neither {SHARED_START} nor {FIRST_PHASE}"
+            f"{place}{': ' * bool(place)}{name!r} is not a valid name: it must begin with a letter, digit or _, contain"
+            f" only these, spaces and .,=+-, have at most 100 characters, and not be {SHARED_START} or {FIRST_PHASE}"
         )
 
 

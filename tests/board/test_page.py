@@ -45,7 +45,7 @@ def test_a_cell_has_one_result_with_its_interval_a_mark_and_a_link(rows):
 
 def test_what_five_seeds_showed_and_ten_do_not_is_told(rows):
     told = SCRIPT["vanished"](rows, SUITE)
-    assert "`redo` against going on in random_labels: five seeds +1.1" in told and "`fire`" not in told
+    assert "`redo` against continuing in random_labels: five seeds +1.1" in told and "`fire`" not in told
 
 
 def test_who_is_first_is_told(rows):

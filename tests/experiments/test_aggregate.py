@@ -146,7 +146,7 @@ def test_names_in_a_file_steer_neither_the_terminal_nor_a_spreadsheet(tmp_path, 
     with pytest.raises(SystemExit):
         main(["aggregate", str(folder), "--output", str(tmp_path / "out")])
     shown = "".join(capsys.readouterr())
-    assert f"results.csv: {name!r} cannot be a name" in shown and "\x1b" not in shown
+    assert f"results.csv: {name!r} is not a valid name" in shown and "\x1b" not in shown
     assert not (tmp_path / "out").exists()
 
 

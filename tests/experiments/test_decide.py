@@ -1,4 +1,4 @@
-"""`decide`: continue, change, or train anew, by a function of one's own."""
+"""`decide`: continue, change, or train from scratch, by a function of one's own."""
 
 import csv
 import random

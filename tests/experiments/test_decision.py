@@ -45,8 +45,8 @@ def test_three_copies_are_named_as_one_set():
     decision = decision_of(table(np.random.default_rng(0).normal(size=(5, 3))), "accuracy")
     assert set(decision.best) == {"vanilla", "full_reset", "fire"} and decision.choice == "vanilla"
     assert decision.better == [] and not decision.warm_start.decided and decision.more_seeds > 5
-    assert decision.text.startswith("Decision: keep vanilla, as nothing is shown to be better: training anew")
-    assert "vanilla, full_reset and fire cannot be told apart. " in decision.text  # no costs are known
+    assert decision.text.startswith("Decision: keep vanilla, as nothing is shown to be better: training from scratch")
+    assert "vanilla, full_reset and fire cannot be distinguished. " in decision.text  # no costs are known
     assert "Better than both vanilla and full_reset: none is shown to be." in decision.text
 
 
@@ -111,13 +111,14 @@ def test_warm_starting_gains_in_the_metric_and_its_direction():
     half = 4.302653 * 0.001 / np.sqrt(3)
     warm = decision.warm_start
     assert (warm.gain, warm.low, warm.high) == pytest.approx((0.019, 0.019 - half, 0.019 + half), abs=1e-8)
-    assert decision.text == "Decision: keep vanilla: training anew (full_reset) loses 0.0190 MAE (0.0165 to 0.0215)."
+    loss = "training from scratch (full_reset) loses 0.0190 MAE (0.0165 to 0.0215)"
+    assert decision.text == f"Decision: keep vanilla: {loss}."
     assert decision.choice == "vanilla" and decision.more_seeds is None
     costs = decision_of(MAE, "accuracy").text
     gains = "it gains 0.0190 accuracy (0.0165 to 0.0215) over continuing (vanilla)"
-    assert costs == f"Decision: train anew (full_reset): {gains}."
+    assert costs == f"Decision: train from scratch (full_reset): {gains}."
     assert (
-        "Warm starting (vanilla) gains 0.0190 MAE (0.0146 to 0.0234) against training anew (full_reset)."
+        "Warm starting (vanilla) gains 0.0190 MAE (0.0146 to 0.0234) against training from scratch (full_reset)."
         in decision_of(MAE | {"fire": {0: 0.05, 1: 0.04, 2: 0.06}}, "MAE", "min").text
     )
 
@@ -157,7 +158,7 @@ def test_it_says_what_more_seeds_would_decide():
     assert some.more_seeds == seeds_for(found.spread, 0.005, found.level) - 5
     many = decision_of(values, "accuracy", worth=5e-4)
     half = stats.t.ppf(1 - found.level / 2, 34) * found.spread / np.sqrt(35)
-    assert f"Differences below {half:.4f} would need more than 30 further seeds: treat them as none." in many.text
+    assert f"Differences below {half:.4f} would need more than 30 further seeds: treat them as zero." in many.text
     assert many.more_seeds > 100
 
 
@@ -179,7 +180,7 @@ def test_a_cheap_method_whose_runs_vary_is_not_chosen_before_one_that_is_shown_t
     values = table(random.normal(0, 1, (5, 4)) * [0.01, 0.01, 0.01, 0.1] + [0.12, 0.55, 0.69, 0.62])
     decision = decision_of(values, "accuracy", costs={"fire": Cost(seconds=1.5), "dash": Cost(seconds=0.3)})
     assert decision.best == ["fire", "dash"] and decision.better == ["fire"]
-    words = "fire and dash cannot be told apart; named first: what is shown to be better than vanilla or full_reset."
+    words = "fire and dash cannot be distinguished; named first: those shown to be better than vanilla or full_reset."
     assert words in decision.text
 
 
@@ -208,7 +209,7 @@ def test_a_cheap_method_whose_runs_vary_is_not_chosen_before_one_that_is_shown_t
         (
             MAE | {"redo": MAE["vanilla"]},
             {"idle": ["redo"]},
-            "redo never acted, its curves are those of vanilla bit for bit.",
+            "redo never acted: its curves equal those of vanilla bit for bit.",
         ),
         (MAE, {"failed": {"fire": [0, 1, 2]}}, "Not ranked: fire failed with seeds 0, 1 and 2."),
         (MAE, {"failed": {"vanilla": [3]}}, "vanilla failed with seed 3."),
@@ -220,7 +221,7 @@ def test_a_cheap_method_whose_runs_vary_is_not_chosen_before_one_that_is_shown_t
         (
             {"vanilla": {0: 1, 1: 2}, "full_reset": {0: 1, 1: 2}},
             {},
-            "training anew (full_reset) is equal with every seed.",
+            "training from scratch (full_reset) is equal with every seed.",
         ),
     ],
 )
@@ -271,7 +272,7 @@ def test_without_vanilla_the_reference_continues_unless_it_trains_anew():
     def text(reference):
         return ChunkReport(named({"full_reset": runs, "fire": others}), reference, Metric()).decisions()[""].text
 
-    assert text("fire").startswith("Decision: keep fire: training anew (full_reset) loses 0.1006 accuracy (0.0935 to")
+    assert text("fire").startswith("Decision: keep fire: training from scratch (full_reset) loses 0.1006 accuracy (")
     assert "Whether warm starting hurts is not known: it takes two seeds of both vanilla and full_reset." in text(
         "full_reset"
     )
@@ -282,16 +283,17 @@ def test_what_leads_is_named_where_nothing_is_shown():
     decision = decision_of(values, "accuracy")
     assert (decision.choice, decision.leading) == ("vanilla", "scratch")
     assert decision.text.startswith(
-        "Decision: open; if it must be now, train anew (scratch): it leads, gaining 5 accuracy (-"
+        "Decision: open; if you must decide now, train from scratch (scratch): it leads, gaining 5 accuracy (-"
     )
-    assert "cannot be told apart" in decision.text
+    assert "cannot be distinguished" in decision.text
 
 
 def test_nothing_leads_that_gains_less_than_what_matters():
     values = {"vanilla": {0: 50, 1: 60, 2: 55}, "scratch": {0: 58, 1: 57, 2: 64}}
     decision = decision_of(values, "accuracy", worth=6)
     assert (decision.choice, decision.leading) == ("vanilla", "vanilla")
-    assert decision.text.startswith("Decision: keep vanilla, as nothing is shown to be better: training anew (scratch)")
+    told = "Decision: keep vanilla, as nothing is shown to be better: training from scratch (scratch)"
+    assert decision.text.startswith(told)
 
 
 def test_a_shown_gain_below_what_matters_is_no_reason_to_change():
@@ -311,8 +313,8 @@ def test_continuing_is_not_kept_where_training_anew_is_shown_to_be_better():
     }
     decision = decision_of(values, "return")
     assert (decision.choice, decision.leading, set(decision.best)) == ("scratch", "scratch", {"scratch", "fire"})
-    assert decision.text.startswith("Decision: train anew (scratch): it gains 190")
-    words = "scratch and fire cannot be told apart; named first: what is shown to be better than vanilla."
+    assert decision.text.startswith("Decision: train from scratch (scratch): it gains 190")
+    words = "scratch and fire cannot be distinguished; named first: those shown to be better than vanilla."
     assert words in decision.text
 
 
@@ -320,8 +322,8 @@ def test_continuing_is_named_first_and_then_what_beats_training_anew():
     each = [[10, 20, 15, 18], [10, 10.1, 10.2, 10.1], [5, 25, 11, 19], [12, 12.1, 12.21, 12.1]]
     decision = decision_of(table(np.transpose(each)), "return")
     assert decision.best == ["vanilla", "dash", "fire"]
-    order = "; named first, after vanilla: what is shown to be better than full_reset."
-    assert f"vanilla, dash and fire cannot be told apart{order}" in decision.text
+    order = "; named first, after vanilla: those shown to be better than full_reset."
+    assert f"vanilla, dash and fire cannot be distinguished{order}" in decision.text
 
 
 @pytest.mark.parametrize("gain", [0, 1e-17, 0.01])

@@ -94,9 +94,9 @@ def test_a_template_ends_in_a_decision(name, begun, capfd):
     numbers = compare.main([*COMPARED.split(), *words, "--set", *SMALL[name].split(), "trainer.accelerator=cpu"])
     assert len(numbers) == 6
     (told,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("Decision: ")]
-    assert re.match(r"Decision: (keep vanilla|train anew \(full_reset\)|use fire|open; if it must be now)", told)
+    assert re.match(r"Decision: (keep vanilla|train from scratch \(full_reset\)|use fire|open; if)", told)
     assert f" {METRIC[name]} (" in told or "equal with every seed" in told
-    assert re.search(r"(train|training) anew \(full_reset\)", told)
+    assert re.search(r"(train|training) from scratch \(full_reset\)", told)
 
 
 @pytest.mark.slow(20)
@@ -110,8 +110,9 @@ def test_the_text_template_ends_in_a_decision(begun, capsys):
     script.write_text(short.replace("len(NEW) * 9 // 10", "len(NEW) * 99 // 100"))
     runpy.run_path("mine.py", run_name="__main__")
     told = capsys.readouterr().out.splitlines()[-1]
-    assert re.match(r"Decision: (keep vanilla|train anew \(scratch\)|use (fire|shrink_and_perturb)|open; if)", told)
-    assert re.search(r" loss \(", told) and re.search(r"(train|training) anew \(scratch\)", told)
+    decisions = r"Decision: (keep vanilla|train from scratch \(scratch\)|use (fire|shrink_and_perturb)|open; if)"
+    assert re.match(decisions, told)
+    assert re.search(r" loss \(", told) and re.search(r"(train|training) from scratch \(scratch\)", told)
     assert Path("runs/decide/results.csv").read_text().count("\n") == 1 + 4 * 2
 
 

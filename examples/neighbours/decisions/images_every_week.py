@@ -1,4 +1,4 @@
-"""Continue, re-initialize, or train anew, when new classes come: a tiny YOLO finds Fashion-MNIST items on canvases.
+"""Continue, re-initialize, or train from scratch when new classes come: a tiny YOLO finds Fashion-MNIST items.
 
 python examples/neighbours/decisions/images_every_week.py DATA FOLDER
 

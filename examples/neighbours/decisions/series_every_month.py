@@ -1,4 +1,4 @@
-"""Continue, re-initialize, or train anew, when new months come: NHITS of neuralforecast on series of statsmodels.
+"""Continue, re-initialize, or train from scratch when new months come: NHITS of neuralforecast, series of statsmodels.
 
 python examples/neighbours/decisions/series_every_month.py FOLDER elnino co2 sunspots
 

@@ -24,7 +24,7 @@ Forward = Callable[[LightningModule, Any], Any]
 
 @dataclass(frozen=True)
 class BatchInHand:
-    """The batch that `on_train_batch_start` has given, on which training goes on, and those after it.
+    """The batch given to `on_train_batch_start`, on which training is about to step, and those after it.
 
     Nothing that runs on it changes it: each run gets a copy.
     """

@@ -22,7 +22,7 @@ def copies_in(optimizers: Optimizers, weights: Iterable[Tensor]) -> dict[Tensor,
     They are looked for in everything that the optimizers hold, but their `state`. A weight that an optimizer steps has
     its copies there: equal tensors of another optimizer belong to another model, as to another member of an ensemble,
     and so does what one optimizer steps beside it. Other weights have copies of higher precision alone. Copies of
-    weights with equal values are told apart by their order.
+    weights with equal values are assigned in their order.
 
     Args:
         optimizers: One or several.

@@ -311,11 +311,11 @@ class Attached:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed training needs: plain values, and tensors on the CPU."""
+        """State to save in checkpoints: plain values, and tensors on the CPU."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; a part that is missing begins anew."""
+        """Restore a `state_dict`. A missing entry keeps its initial value."""
 
     def selected(self) -> str:
         """Return in a few words what it acts on, such as the number of units."""

@@ -28,7 +28,7 @@ def new_like(optimizer: Optimizer, parameters: Parameters) -> Optimizer:
     names = arguments_of(optimizer)
     try:
         return _made(optimizer, names, parameters)
-    except Exception:  # groups that a class tells apart by a word, such as `use_muon`
+    except Exception:  # a class may need a key of its groups, such as `use_muon`
         items = [item for group in optimizer.param_groups for item in group.items()]
         words = {key for key, value in items if isinstance(value, bool | str)}
         return _made(optimizer, names | words, parameters)

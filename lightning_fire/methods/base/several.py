@@ -30,7 +30,7 @@ class MemberTraining:
     """The training of one of several models, whose names begin with its number.
 
     Attributes:
-        together: All models, of which copies of weights and averages are told apart.
+        together: All models; copies of weights and averages are searched in all of them.
     """
 
     def __init__(self, training: Training, number: int, models: Models, averages: Sequence[Any]):

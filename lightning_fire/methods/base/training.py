@@ -128,7 +128,7 @@ class Loop:
             yield gradients_of(loss, of)
 
     def loss_function(self) -> Callable[[], Tensor]:
-        """Return a function that computes the first of the `losses`, anew at each call."""
+        """Return a function that computes the first of the `losses` again at each call."""
         losses = self._losses
         if losses is None or not callable(losses):
             raise ValueError("this needs Loop(losses=lambda: (loss(x, y) for x, y in loader)), a function")

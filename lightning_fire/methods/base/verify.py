@@ -167,8 +167,8 @@ class Verification:
             return
         for sample, _held in own:
             now = sample.read()
-            # A method of one's own may go on after an event, and end near the old values by chance; later on a loop may
-            # copy into the weights what has been stepped elsewhere.
+            # A user's method may continue after an event and end near the old values by chance; later a loop may copy
+            # into the weights values that were stepped elsewhere.
             back = sample.is_back(now) & sample.is_far(optimizer) if self._steps else sample.is_back(now, _SAME)
             self._flags.append((sample, "after" if self._steps else "before", back))
 
@@ -220,7 +220,7 @@ class Verification:
 def _message(names: Sequence[str], time: str, optimizer: str) -> str:
     some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     causes = {
-        "in": f"{optimizer} steps from copies of its own, such as float32 master weights. Make the optimizer anew"
+        "in": f"{optimizer} steps from copies of its own, such as float32 master weights. Re-create the optimizer"
         " after the event, or copy the weights of the model into its copies",
         "before": "They have been overwritten since the event: by a checkpoint or a state_dict that was loaded, by an"
         " average that was swapped in, or by a trainer that keeps copies of the weights",

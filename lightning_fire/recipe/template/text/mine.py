@@ -1,4 +1,4 @@
-"""New text for a language model: continue with its weights, change them first, or train anew? Run `python mine.py`.
+"""New text for a language model: continue with its weights, change them first, or train from scratch? `python mine.py`
 
 Texts, tokens and model here are small, so that it runs at once: English, then Python, as bytes.
 """
