@@ -258,7 +258,7 @@ def parts(rows: Mapping[str, Row], suite: Suite) -> Iterator[tuple[str, str]]:
 
 
 def page(rows: Mapping[str, Row], suite: Suite) -> str:
-    """Return the page with its parts written anew."""
+    """Return the page with its parts rewritten."""
     text = PAGE.read_text(encoding="utf-8")
     for name, part in parts(rows, suite):
         begin = BEGIN.format(name)

@@ -245,9 +245,7 @@ class StepwiseReset(Attached, Generic[S]):
         self.layers = select_units(model, partial(training.forward, 1), where)
         self.model, self.training, self.seed, self.num_reset, self.score = model, training, seed, 0, score
         self._is_verified = False
-        self._check: Callable[[], None] | None = (
-            None  # starts with the next pass, outside of any step
-        )
+        self._check: Callable[[], None] | None = None  # starts with the next pass, outside of any step
         self.statistics = [self.new_statistics(layer, layer.incoming.parameter.device, {}) for layer in self.layers]
         self._handles: list[RemovableHandle] = []
         self._shown: list[Callable[[], None]] = []  # ends of `show_hooks`
