@@ -74,6 +74,16 @@ def test_code_runs(page, monkeypatch, tmp_path):
         exec(compile(block.code, str(page), "exec"), names)
 
 
+def test_the_page_on_selections_shows_what_is_printed(capsys):
+    names, printed = {}, ""
+    for block in blocks_of(ROOT / "docs" / "selections.md", "python", "text"):
+        if block.language == "text":
+            assert block.code == printed
+        else:
+            exec(compile(block.code, "selections", "exec"), names)
+            printed = capsys.readouterr().out
+
+
 def test_every_method_in_any_loop_runs(tmp_path):
     """The other sections of that page have tests of their own, one by one."""
     section, page = tmp_path / "section.md", (ROOT / "docs" / "your_own_training.md").read_text()
