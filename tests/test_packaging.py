@@ -53,10 +53,11 @@ def wheel(tmp_path_factory) -> Path:
     source, built, content = (tmp_path_factory.mktemp(name) for name in ("source", "built", "content"))
     for folder in (PACKAGE, RECIPES):
         shutil.copytree(folder, source / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
     code = f"from setuptools import build_meta; build_meta.build_wheel({str(built)!r})"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=source, capture_output=True)
+    result = subprocess.run([sys.executable, "-c", code], check=True, cwd=source, capture_output=True, text=True)
+    assert "Package would be ignored" not in result.stdout + result.stderr
     (file,) = built.iterdir()
     shutil.unpack_archive(file, content, "zip")
     return content
