@@ -9,7 +9,7 @@ _HINTS = {
     "ale_py": "pip install 'lightning-fire[atari]' for Atari games",
     "humanoid_bench": "HumanoidBench is not in the registry: its installation is in docs/reference/data.md",
     "shimmy": "pip install 'shimmy[dm-control]' for dm_control's environments",
-    "Box2D": "pip install 'lightning-fire[box2d]' does without a compiler",
+    "Box2D": "pip install 'lightning-fire[rl]' does without a compiler",
 }
 
 

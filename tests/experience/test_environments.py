@@ -28,5 +28,5 @@ def test_a_package_that_an_environment_lacks_is_named(monkeypatch):
         raise gymnasium.error.DependencyNotInstalled('Box2D is not installed, run `pip install "gymnasium[box2d]"`')
 
     monkeypatch.setattr(gymnasium, "make", lacks)
-    with pytest.raises(ImportError, match=r"'LunarLander-v3' cannot be made: .*pip install 'lightning-fire\[box2d\]'"):
+    with pytest.raises(ImportError, match=r"'LunarLander-v3' cannot be made: .*pip install 'lightning-fire\[rl\]'"):
         Gymnasium("LunarLander-v3")()
