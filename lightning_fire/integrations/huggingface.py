@@ -59,7 +59,7 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
         log: Function that gets metrics as a dict instead: `trainer.log` writes them to loggers such as TensorBoard.
         losses: Losses of batches, given the model, for a method that needs data: `lambda model: (loss for …)`. Default:
             the loss that the model returns on batches of a data set with a length.
-        averages: One or several averages of the weights, which begin again from new weights, such as `EMAModel` of
+        averages: One or several averages of the weights, which restart from new weights, such as `EMAModel` of
             diffusers; see `methods.Loop`. Those that the model holds are found by themselves.
 
     Raises:

@@ -46,7 +46,7 @@ class PlasticityCallback(OfOneLibrary, BaseCallback):
             learning).
         name: Prefix of the logged keys instead of the method's own.
         log_every: Timesteps between two records of a method that acts at every step.
-        averages: One or several averages of the weights, which begin again from new weights, such as `EMAModel` of
+        averages: One or several averages of the weights, which restart from new weights, such as `EMAModel` of
             diffusers; see `methods.Loop`. Those that the policy holds are found by themselves.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Methods on any `nn.Module`, for any training loop. Imports torch only.
+"""Methods for any `nn.Module` and any training loop. Imports torch only.
 
-A method is a value: `FIRE(steps=5)` says what to change, with its numbers. An `EventMethod` changes a model at once:
-`FIRE(steps=5)(model, Loop(optimizers=optimizer))`, or in its plain form `fire_(model, optimizers=optimizer, steps=5)`.
-A `StepMethod` acts at each step: `L2Init(0.01).attach(model, Loop(…))` returns an object whose `before_step()` and
+A method is a value: `FIRE(steps=5)` holds settings, no model. An `EventMethod` changes a model when it is called:
+`FIRE(steps=5)(model, Loop(optimizers=optimizer))`, or as a function `fire_(model, optimizers=optimizer, steps=5)`. A
+`StepMethod` acts at each step: `L2Init(0.01).attach(model, Loop(…))` returns an object whose `before_step()` and
 `after_step()` are called around each optimizer step.
 """
 

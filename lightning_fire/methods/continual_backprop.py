@@ -23,21 +23,22 @@ from lightning_fire.where import HiddenUnits, UnitLayer
 class ContinualBackprop(OfUnits, StepMethod):
     """Re-initializes, after each optimizer step, a small fraction of the least useful hidden units.
 
-    The utility of a unit is an exponential moving average (EMA) of mean |h| · Σ |outgoing weights|, h its output. At
-    each step a layer accumulates the fraction `replacement_rate` of its units older than `maturity` steps; for each
-    whole unit, the one with the least utility is re-initialized as by `ReDo`. Its mean output goes into the bias of the
-    next layers. Logs `units`, the units replaced so far.
+    The utility of a unit is an exponential moving average (EMA) of mean |h| · Σ |outgoing weights|, where h is its
+    output. At each step a layer accumulates `replacement_rate` times its number of units older than `maturity` steps;
+    whenever that sum reaches 1, the unit with the lowest utility is re-initialized as in `ReDo`. Its mean output is
+    added to the bias of the next layers. Logs `units`, the number of units replaced so far.
 
     Args:
         replacement_rate: ρ, fraction of the mature units replaced at each step, in [0, 1] (FIRE paper: tuned, 1e-4 or
             1e-5; its tables call it τ).
-        maturity: m, steps for which a new unit is safe, at least 0 (FIRE paper: tuned, 100 or 1000).
+        maturity: m, number of steps during which a new unit is not replaced, at least 0 (FIRE paper: tuned, 100 or
+            1000).
         decay: η of the exponential moving averages (EMA), in [0, 1).
-        compensate: Add the mean output of a replaced unit, after normalisation and nonlinearity, to the bias of the
-            layers after it, where they have one.
+        compensate: Add the mean output of a replaced unit, after normalization and nonlinearity, to the bias of the
+            next layers, if they have one.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new weights, the same on every rank.
-        score: The output in the utility: `"activation"`, after normalisation and nonlinearity (continual backprop);
+        score: The output in the utility: `"activation"`, after normalization and nonlinearity (continual backprop);
             `"pre_activation"`, before both (the code of the FIRE paper's authors).
 
     Raises:
@@ -79,12 +80,12 @@ class ContinualBackprop(OfUnits, StepMethod):
         check_output(self.score)
 
     def begin(self, model: nn.Module, training: Training) -> "_Replacement":
-        """Find the units, and begin to watch them."""
+        """Find the units and start to watch them."""
         return _Replacement(self, model, training)
 
 
 class _Replacement(StepwiseReset["_Utilities"]):
-    """Continual backprop at work on a model."""
+    """Continual backprop attached to a model."""
 
     def __init__(self, method: ContinualBackprop, model: nn.Module, training: Training):
         self.rate, self.maturity, self.decay = method.replacement_rate, method.maturity, method.decay
@@ -99,7 +100,7 @@ class _Replacement(StepwiseReset["_Utilities"]):
 
     def choose(self) -> list[tuple[UnitLayer, Tensor]]:
         """Update the utilities after a step; return the units to re-initialize."""
-        device = self.statistics[0].sum.device  # a model may be on several
+        device = self.statistics[0].sum.device  # a model may be on several devices
         seen = [
             torch.stack([each.sum_abs / max(each.count, 1), each.sum / max(each.activities, 1)]).to(device)
             for each in self.statistics
@@ -117,7 +118,7 @@ class _Replacement(StepwiseReset["_Utilities"]):
         return chosen
 
     def forgetting(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> Change:
-        """Compensate for the output of the chosen units, and begin their statistics again."""
+        """Change that adds the lost output of the chosen units to biases and restarts their statistics."""
         by_layer = {layer.name: each for layer, each in zip(self.layers, self.statistics, strict=True)}
         found = [(by_layer[layer.name], layer, units) for layer, units in chosen]
         biases: dict[Tensor, Tensor] = {}
@@ -136,9 +137,10 @@ class _Replacement(StepwiseReset["_Utilities"]):
 
 
 class _Utilities:
-    """Moving averages of `utility` and `mean` output, not corrected for their start at 0, and more, of shape (units,).
+    """Statistics of shape (units,): EMAs of `utility` and `mean` output, not bias-corrected, and more.
 
-    `age` is in steps and on the CPU, so that nothing waits for the GPU; `owed` is the part of a unit left to replace.
+    `age` is in steps and on the CPU, so that nothing waits for the GPU; `owed` is the accumulated fraction of a unit to
+    replace.
     """
 
     def __init__(self, size: int, device: torch.device, state: Mapping[str, Any], scores_activity: bool):
@@ -148,8 +150,8 @@ class _Utilities:
         self.mean: Tensor = sent(state["mean"].clone(), device)
         self.age: Tensor = state["age"].clone()
         self.owed: float = state["owed"]
-        self.scores_activity = scores_activity  # whether `update` gets h, the mean of which is `mean`
-        self.sum_abs, self.sum = torch.zeros(2, size, device=device)  # of the scored output and of h, since a step
+        self.scores_activity = scores_activity  # whether `update` gets h, whose mean is `mean`
+        self.sum_abs, self.sum = torch.zeros(2, size, device=device)  # of the scored output and of h since a step
         self.count = self.activities = 0  # samples and positions in them
 
     def state_dict(self) -> dict[str, Any]:
@@ -169,7 +171,7 @@ class _Utilities:
         self.activities += len(activity)
 
     def end_step(self, utility: Tensor, mean: Tensor, decay: float) -> None:
-        """Update the averages with the values of this step, but those that are not finite, which would stay in them."""
+        """Update the averages with the finite values of this step: others would stay in them."""
         finite = utility.isfinite() & mean.isfinite()
         self.utility.lerp_(torch.where(finite, utility, self.utility), 1 - decay)
         self.mean.lerp_(torch.where(finite, mean, self.mean), 1 - decay)
@@ -191,7 +193,7 @@ class _Utilities:
         return least_useful(self.corrected(self.utility, decay), eligible, number)
 
     def forget(self, units: Tensor, of_cpu: Tensor) -> None:
-        """Begin again for some units, whose indices are also given on the CPU."""
+        """Restart the statistics of some units, whose indices are also given on the CPU."""
         units = units.to(self.mean.device)
         self.utility[units], self.mean[units] = 0.0, 0.0
         self.age[of_cpu] = 0
@@ -208,7 +210,7 @@ def _outgoing_magnitude(layer: UnitLayer) -> Tensor:
 
 @full_precision
 def _lost_output(layer: UnitLayer, units: Tensor, mean: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """Return the biases of the next layers, each with the mean output of units through their outgoing weights."""
+    """Return the biases of the next layers, each with what the mean outputs of units add to it."""
     found: list[tuple[Tensor, Tensor]] = []
     lost = mean[units.to(mean.device)]
     for outgoing in layer.outgoing:

@@ -35,13 +35,13 @@ class DASH(EventMethod):
 
     The direction g of each weight is the exponential moving average (EMA) of its negative gradients on batches of new
     data, g ← (1 − α)·g + α·(−∇). Then w ← w · clamp(cos(w, g), λ, 1), for each kernel of a convolution, each row of a
-    matrix and each bias. Nothing else changes: normalisation layers keep their statistics.
+    matrix and each bias. Nothing else changes: normalization layers keep their statistics.
 
     Args:
         alpha: α in (0, 1] (paper: tuned, 0.1 or 0.3).
         minimum: λ in [0, 1], the smallest fraction of a weight that is kept (paper: tuned, 0.05 to 0.3).
-        num_batches: Number of batches of new data, at most one epoch. Default: so many that earlier batches would have
-            less than 1e-4 of the weight in the average, 26 for α = 0.3 and 88 for α = 0.1.
+        num_batches: Number of batches of new data, at most one epoch. Default: the smallest number for which earlier
+            batches would have less than 1e-4 of the weight in the average, 26 for α = 0.3 and 88 for α = 0.1.
         where: The weights to shrink; their biases go with them. Default:
             `Weights(preset="cnn", vectors=True)`, every Linear and convolution weight.
         optimizer_state: Whose optimizer state to drop: `keep`, `touched` or `all`.
@@ -71,7 +71,7 @@ class DASH(EventMethod):
 
     @property
     def batches(self) -> int:
-        """Number of batches of new data that it asks for."""
+        """Number of batches of new data that it uses."""
         enough = 1 if self.alpha == 1 else math.ceil(math.log(_NEGLIGIBLE) / math.log(1 - self.alpha))
         return self.num_batches or enough
 
@@ -119,20 +119,21 @@ def dash_(
     optimizer_state: OptimizerPolicy = "touched",
     averages: Any = (),
 ) -> Report:
-    """Shrink in place weights that are not aligned with the negative gradient: `DASH` at once, with its arguments.
+    """Shrink weights that are not aligned with the negative gradient, in place. Function form of `DASH`.
 
     Args:
         model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
-        losses: The losses of batches of the new data, scalars with a graph, one after the other, best from a generator:
-            `(criterion(model(x), y) for x, y in loader)`. Buffers such as the statistics of BatchNorm are restored.
-        optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
-        averages: One or several averages of the weights, which begin again from the new weights, see `Loop`.
+        losses: Losses of batches of the new data, scalars with a graph, best from a generator: `(criterion(model(x), y)
+            for x, y in loader)`. Buffers such as the statistics of BatchNorm are restored.
+        optimizers: The optimizers that train the model, one or several. Weights that none of them trains stay, with a
+            warning.
+        averages: One or several averages of the weights, which restart from the new weights, see `Loop`.
 
     Returns:
-        What happened to the weights, see `fire_`, and `batches`, the number of losses.
+        Report on the weights, see `fire_`, and `batches`, the number of losses.
 
     Raises:
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has a wrong type.
         ValueError: If an argument is out of range, `where` matches no weight, or a weight or a gradient has a NaN or
             Inf. The model is unchanged then.
 
@@ -151,7 +152,7 @@ def dash_(
 
 @contextmanager
 def _requiring_gradients(parameters: Sequence[Parameter]) -> Iterator[None]:
-    """Let parameters that are frozen between batches have gradients."""
+    """Context manager: parameters that are frozen between batches get gradients."""
     frozen = [parameter for parameter in parameters if not parameter.requires_grad]
     try:
         for parameter in frozen:
@@ -163,7 +164,7 @@ def _requiring_gradients(parameters: Sequence[Parameter]) -> Iterator[None]:
 
 
 def _biases_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Parameter]:
-    """Return by name the trainable biases of the layers that some of the weights belong to."""
+    """Return the trainable biases of the layers of some weights, by name."""
     selected = {view.parameter for view in weights}
     return {
         f"{name}.bias": layer.bias

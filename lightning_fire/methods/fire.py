@@ -23,7 +23,7 @@ from lightning_fire.where import Weights, WeightView, normalized_weights
 from lightning_fire.where.selection import some
 
 ISOMETRY = 1e-4  # normalized deviation of one: rounding to bfloat16 leaves 1e-6, a missing direction of n leaves 1 / n
-LARGE, LARGE_IN_GPT = 3.0, 1.2  # times; new weights of torch's layers grow by 1.7 (docs/which_scale.md)
+LARGE, LARGE_IN_GPT = 3.0, 1.2  # growth of the norm; new weights of torch's layers grow by 1.7 (docs/which_scale.md)
 _ADVICE = "the old weights are small for this scale: try scale='procrustes', which roughly keeps their size"
 
 
@@ -33,8 +33,8 @@ class FIRE(EventMethod):
 
     Args:
         where: The weights to replace. Default: `Weights()`: of a causal language model every Linear weight, of other
-            transformers the query and key projections, otherwise every Linear and convolution weight, each but layers
-            with one output or one input, of which only the length would change (`Weights(vectors=True)` takes them).
+            transformers the query and key projections, otherwise every Linear and convolution weight. Layers with one
+            output or one input are excluded, as only their length would change (`Weights(vectors=True)` includes them).
         steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `exact` for the limit.
         coefficients: Of the Newton–Schulz polynomial: `cubic` (paper, Algorithm 1), `quintic` or `muon`.
         scale: `paper`: √(out / in) / kernel positions; `none`: singular values near 1; `procrustes`: the scale with the
@@ -42,8 +42,7 @@ class FIRE(EventMethod):
             otherwise `procrustes`. For an MLP in classification, or a language model after a short first training, try
             `procrustes` (docs/which_scale.md).
         optimizer_state: Whose optimizer state to drop: `keep` drops nothing, `touched` that of the replaced weights,
-            `all` everything, as the paper does in vision and language (where `OptimizerReset` does it for every
-            method).
+            `all` everything, as the paper does in vision and language (for every method: `OptimizerReset`).
 
     Raises:
         TypeError: If `where` is another kind of selection.
@@ -68,7 +67,7 @@ class FIRE(EventMethod):
         fire_of_finite([torch.eye(1, device="cpu")], few, self.coefficients, [scale])  # checks them
 
     def selected(self, model: nn.Module, training: Training) -> str:
-        """Return how many weights it replaces, by which preset, and with `scale="auto"` the scales."""
+        """Describe how many weights it replaces, by which preset, and with `scale="auto"` the scales."""
         weights = self.selection.select(model)
         names = " … ".join(dict.fromkeys([weights[0].name, weights[-1].name]))
         scales = f", {_in_words(scales_of(model, weights))}" if self.scale == "auto" else ""
@@ -115,18 +114,18 @@ def fire_(
     optimizer_state: OptimizerPolicy = "touched",
     averages: Any = (),
 ) -> Report:
-    """Replace selected weights of a model by the nearest orthogonal ones, in place: `FIRE` at once, with its arguments.
+    """Replace selected weights of a model by the nearest orthogonal ones, in place. Function form of `FIRE`.
 
     Args:
         model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
         optimizers: The optimizers that train the model, one or several. Weights that none of them trains stay.
-        averages: One or several averages of the weights, which begin again from the new weights, see `Loop`.
+        averages: One or several averages of the weights, which restart from the new weights, see `Loop`.
 
     Returns:
         Deviation from isometry before and after, squared Frobenius error, and seconds, of all weights and by weight.
 
     Raises:
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has a wrong type.
         ValueError: If an argument is out of range, `where` matches no weight, the optimizers train none of the matched
             weights, or a weight has a NaN or Inf. The model is unchanged then.
 
@@ -141,10 +140,10 @@ def fire_(
 
 
 def scales_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Scale]:
-    """Choose a scale for each weight by what follows it, as `scale="auto"` does.
+    """Choose a scale for each weight by the layers after it, as `scale="auto"` does.
 
-    `paper` where a normalization layer comes later in the network, as it undoes the scale. `procrustes`, which roughly
-    keeps the size of the weight, where none does.
+    `paper` if a normalization layer comes later in the network, as it undoes the scale; otherwise `procrustes`, which
+    roughly keeps the size of the weight.
 
     Args:
         model: Any module.
@@ -158,9 +157,9 @@ def scales_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Scal
 
 
 def _missed(change: Change, weights: Sequence[WeightView]) -> list[str]:
-    """Return the names of new weights that are no isometries though they should be, as products did not converge."""
+    """Return the names of new weights that are not isometries because Newton–Schulz did not converge."""
     report = change.report or Report()
-    by_products = [view.name for view in weights if view.parameter.device.type != "cpu"]  # others look by themselves
+    by_products = [view.name for view in weights if view.parameter.device.type != "cpu"]  # other ranks check their own
     after = report.table["dfi_normalized_after"]
     return [name for name in by_products if not after[name] < ISOMETRY and name not in report.zeros]
 

@@ -1,4 +1,4 @@
-"""Full reset: back to the initial values, or to a fresh draw."""
+"""Full reset: back to the initial values, or to new random values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,18 +24,18 @@ from lightning_fire.where.trained import leaves_out
 
 @dataclass(frozen=True)
 class FullReset(ResetMethod):
-    """Resets every parameter and buffer, except what is frozen or trained by no optimizer.
+    """Resets every parameter and buffer, except those that are frozen or that no optimizer trains.
 
-    Other methods raise an error on weights with a NaN or Inf. This one restores a network that has diverged, except
-    with `optimizer_state="keep"`, as the moments of the optimizer have diverged too.
+    Other methods raise an error for weights with a NaN or Inf. This one restores a diverged network, except with
+    `optimizer_state="keep"`, as the optimizer's moments have diverged too.
 
     Args:
-        fresh_seed: Seed of new values by each layer's `reset_parameters`, to which the number of the event is added;
-            the same on every rank, and in all seeds of a comparison, whose interval then lacks the luck of the draw.
-            Default: the target is the values of the model when it was new, as in the paper.
+        fresh_seed: Seed of new values by each layer's `reset_parameters`; the number of the event is added. The same on
+            every rank. If all runs of a comparison use one seed, its intervals exclude the variance of the draw.
+            Default: reset to the values of the model when it was new, as in the paper.
         optimizer_state: Whose optimizer state to drop: `keep`, `touched` or `all`.
-        where: The parameters to reset, such as those of a head. Default: every trainable parameter, and the buffers
-            beside them: those of a part whose parameters are all frozen, or trained by no optimizer, stay.
+        where: The parameters to reset, such as those of a head. Default: every trainable parameter and all buffers,
+            except buffers of a submodule whose parameters are all frozen or untrained.
         target: `initial`, or `isometry`: the weights that FIRE would replace become the nearest isometries of their
             initial values, with the paper's scale: a control for FIRE that ignores the trained weights.
 
@@ -58,7 +58,7 @@ class FullReset(ResetMethod):
             raise ValueError(f"`target` must be 'initial' or 'isometry', got {self.target!r}")
 
     def table(self, model: nn.Module) -> str:
-        """Return a table of the parameters, or their number."""
+        """Describe the parameters in a table, or their number."""
         if self.where is not None:
             return super().table(model)
         return f"FullReset acts on every parameter and buffer, {len(trained_tensors(model)[0])} tensors."
@@ -80,20 +80,21 @@ def full_reset_(
     optimizer_state: OptimizerPolicy = "touched",
     averages: Any = (),
 ) -> Report:
-    """Reset a model to given values, in place, but what is frozen: `FullReset` at once, with its arguments.
+    """Reset the unfrozen tensors of a model to given values, in place. Function form of `FullReset`.
 
     Args:
         model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
         target: The values by name: `initial_values(model)`, called when the model was new, or
             `fresh_values(model, seed)`. The same on all ranks.
-        optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
-        averages: One or several averages of the weights, which begin again from the new weights, see `Loop`.
+        optimizers: The optimizers that train the model, one or several. Weights that none of them trains stay, with a
+            warning.
+        averages: One or several averages of the weights, which restart from the new weights, see `Loop`.
 
     Returns:
-        What happened to the weights that `Weights()` selects, see `fire_`.
+        Report on the weights that `Weights()` selects, see `fire_`.
 
     Raises:
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has a wrong type.
         ValueError: If `where` matches no parameter, or a value has another shape. The model is unchanged then.
         KeyError: If `target` lacks a parameter or buffer.
 
@@ -116,11 +117,11 @@ def isometric_values(
 ) -> dict[str, Tensor]:
     """Replace weights among the values of a model by their nearest isometries, as FIRE does with ten steps.
 
-    A full reset to these values of the initial ones is a control of FIRE: the same isometry and scale, and no memory.
+    A full reset to the isometric initial values is a control for FIRE: same isometry and scale, no memory.
 
     Args:
-        model: The model, which stays as it is.
-        values: Its values by name, such as `initial_values(model)`.
+        model: The model, which is not changed.
+        values: Values by name, such as `initial_values(model)`.
         where: The weights to replace. Default: `Weights()`, those that FIRE replaces.
         scale: Scale of the new weights, see `functional.fire`.
 

@@ -1,4 +1,4 @@
-"""The two states to which a network can be reset: its initial values, and a fresh draw."""
+"""The two states to which a network can be reset: its initial values, and new random values."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,14 +19,14 @@ from lightning_fire.where.layers import plain
 
 
 def initial_values(model: nn.Module | Sequence[nn.Module]) -> dict[str, Tensor]:
-    """Copy the values of a model, to be called when it is new.
+    """Copy the values of a model. Call it when the model is new.
 
     Args:
-        model: Any module, or a list of them, whose names begin with their numbers.
+        model: Any module, or a list of modules: names then start with their indices.
 
     Returns:
-        All parameters and buffers by name, on the CPU; those of sharded ones whole. Lazy parameters, and those on the
-        meta device, are left out.
+        All parameters and buffers by name, on the CPU; sharded ones are gathered. Lazy parameters and those on the meta
+        device are left out.
 
     Example:
         >>> list(initial_values(nn.Linear(2, 3)))
@@ -39,15 +39,14 @@ def initial_values(model: nn.Module | Sequence[nn.Module]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fresh_values(model: nn.Module | Sequence[nn.Module], seed: int) -> dict[str, Tensor]:
-    """Draw values of a model by each layer's own `reset_parameters`.
+    """Draw new values for a model by each layer's `reset_parameters`.
 
     Args:
-        model: Any module, or a list of them, as for `initial_values`; it and the global random state are left as they
-            are.
+        model: Any module, or a list of modules, see `initial_values`. It and the global random state are not changed.
         seed: Seed of the draw.
 
     Returns:
-        All parameters and buffers by name; where no `reset_parameters` touches one, its present value.
+        All parameters and buffers by name; those that no `reset_parameters` draws have their current value.
 
     Example:
         >>> model = nn.Linear(2, 3)
@@ -69,10 +68,10 @@ def fresh_values(model: nn.Module | Sequence[nn.Module], seed: int) -> dict[str,
 
 @torch.no_grad()
 def drawn_by(layer: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Draw the parameters of one layer by its `reset_parameters`, without writing into the layer even for a moment.
+    """Draw the parameters of one layer by its `reset_parameters`, without ever writing into the layer.
 
     Returns:
-        Its own parameters by name, not those of layers in it. The global random state stays as it is.
+        Its own parameters by name, without those of submodules. The global random state is not changed.
     """
     copied: Any = copy_with_own_tensors(layer)
     with seeded(seed, {parameter.device for parameter in layer.parameters()}):
@@ -81,12 +80,12 @@ def drawn_by(layer: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def seed_of_draw(seed: int, number: int) -> int:
-    """Return the seed of one of several draws, far from those of other draws and other seeds nearby."""
+    """Seed of the n-th draw, distinct from those of other draws and of nearby seeds."""
     return seed + 1_000_003 * number
 
 
 def not_resettable(model: nn.Module, chosen: Collection[Tensor] | None = None) -> list[str]:
-    """Return the names of layers that have (chosen) parameters, and no `reset_parameters` to draw them."""
+    """Return the names of layers with (chosen) parameters and no `reset_parameters` to draw them."""
     return [
         name or type(layer).__name__
         for name, layer in model.named_modules()
@@ -104,7 +103,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def unknown_in(values: Mapping[str, Tensor], model: nn.Module) -> list[str]:
-    """Return the sorted names of the tensors of a model for which there are no values of their shapes."""
+    """Return the sorted names of the tensors of a model without a value of the same shape."""
     known = {name: value.shape for name, value in values.items()}
     return sorted(name for name, tensor in tensors_of(model).items() if known.get(name) != tensor.shape)
 
@@ -119,13 +118,13 @@ def check_resettable(model: nn.Module, chosen: Iterable[Tensor]) -> None:
 
 
 def initial_of(model: nn.Module, training: Training) -> dict[str, Tensor]:
-    """Return the initial values by the present names, also if the model was compiled since they were taken."""
+    """Return the initial values by current names, also if the model was compiled after they were copied."""
     known = {plain(name): value for name, value in training.initial().items()}
     names = {name: plain(name) for name in tensors_of(model)}
     return {name: known[short] for name, short in names.items() if short in known}
 
 
 def check_values(values: Mapping[str, Tensor]) -> None:
-    """Raise a TypeError if the argument `target` is something else than tensors by name."""
+    """Raise a TypeError unless the argument `target` maps names to tensors."""
     if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
         raise TypeError(f"`target` must be values by name, such as initial_values(model), got {type(values).__name__}")

@@ -19,14 +19,14 @@ from lightning_fire.where import Weights
 class IsometryDecay(PenaltyMethod):
     """Moves the selected weights towards isometries at each optimizer step: W ← W − lr·λ·4(WWᵀ − I)W.
 
-    The decoupled form of `Parseval`, as AdamW decouples weight decay: the moments use only the gradient of the loss.
-    Combined with Adam it is AdamO. Logs `penalty`, λ·Σ ‖WWᵀ − I‖_F².
+    `Parseval`, decoupled as weight decay is in AdamW: the moments see only the gradient of the loss. Combined with Adam
+    it is AdamO. Logs `penalty`, λ·Σ ‖WWᵀ − I‖_F².
 
     Args:
         strength: λ, the factor of ‖WWᵀ − I‖_F², whose gradient the decay follows, at least 0 (paper: 1e-3, with a
             learning rate of 1e-4).
-        where: The weights it is on. Default: `Weights(preset="cnn", vectors=True)`, every Linear and
-            convolution weight.
+        where: The weights that it moves. Default: `Weights(preset="cnn", vectors=True)`, every Linear and convolution
+            weight.
 
     Raises:
         TypeError: If `where` is another kind of selection.
@@ -55,7 +55,7 @@ class IsometryDecay(PenaltyMethod):
 
 
 class _Decay(IsometryPenalty):
-    """Isometry decay at work on a model."""
+    """Isometry decay attached to a model."""
 
     def __init__(self, model: nn.Module, strength: float, where: Weights, training: Training):
         super().__init__(model, strength, 1.0, where)

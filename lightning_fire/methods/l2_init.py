@@ -16,12 +16,12 @@ from lightning_fire.where import Parameters
 
 @dataclass(frozen=True)
 class L2Init(PenaltyMethod):
-    """Adds λ·‖θ − θ₀‖² to the loss, θ₀ being the values of the model when it was new. Logs `penalty`, λ included.
+    """Adds λ·‖θ − θ₀‖² to the loss, where θ₀ are the initial values. Logs `penalty`, λ included.
 
     Args:
         strength: λ, the factor of ‖θ − θ₀‖², at least 0. The FIRE paper's tuned values belong to λ/2 in its authors'
             code: halve them.
-        where: The parameters it is on. Default: `Parameters()`, all.
+        where: The penalized parameters. Default: `Parameters()`, all.
 
     Raises:
         TypeError: If `where` is another kind of selection.
@@ -49,7 +49,7 @@ class L2Init(PenaltyMethod):
 
 
 class _Pull(Penalty):
-    """L2 Init at work on a model.
+    """L2 Init attached to a model.
 
     Attributes:
         targets: θ₀ by name.

@@ -16,7 +16,7 @@ class OptimizerReset(EventMethod):
     """Drops the state of all optimizers (moments, step counts).
 
     The paper's vision and language experiments build a new optimizer at each chunk for every method, vanilla included.
-    Learning-rate schedulers continue; `Classifier` warms the learning rate up in each chunk by itself.
+    Learning-rate schedulers continue; `Classifier` warms up the learning rate in each chunk.
     """
 
     name: ClassVar[str] = "optimizer_reset"

@@ -24,10 +24,10 @@ class Parseval(PenaltyMethod):
     Args:
         strength: λ, the factor of the penalty, at least 0.
         scale: s, above 0: the squared singular value that the rows are pulled to. Paper: 1. The method's authors: 2.
-        where: The weights it is on. Default: `Weights(preset="cnn", vectors=True)`, every Linear and
-            convolution weight.
-        norms: Also pull the scales γ of normalisation layers to ±1, by λ·Σ (γ² − 1)², as the authors of the FIRE paper
-            do in their code.
+        where: The penalized weights. Default: `Weights(preset="cnn", vectors=True)`, every Linear and convolution
+            weight.
+        norms: Also pull the scales γ of normalization layers to ±1, by λ·Σ (γ² − 1)², as in the code of the FIRE
+            paper's authors.
 
     Raises:
         TypeError: If `where` is another kind of selection.
@@ -60,7 +60,7 @@ class Parseval(PenaltyMethod):
             raise ValueError(f"`scale` must be above 0, got {self.scale}")
 
     def table(self, model: nn.Module) -> str:
-        """Return the weights, and whether the scales of normalisation layers go with them."""
+        """Show the weights, and whether scales of normalization layers are included."""
         return super().table(model) + ("\nand the scales of normalisation layers" if self.norms else "")
 
     def begin(self, model: nn.Module, training: Training) -> Penalty:
@@ -69,7 +69,7 @@ class Parseval(PenaltyMethod):
 
 
 class IsometryPenalty(Penalty):
-    """The penalty of `Parseval` at work on a model."""
+    """The penalty of `Parseval`, attached to a model."""
 
     def __init__(self, model: nn.Module, strength: float, scale: float, where: Weights, norms: bool = False):
         self._views, self._scale = views_of_weights(model, where), scale

@@ -28,14 +28,13 @@ from lightning_fire.where.trained import UNTRAINED, leaves_out, why_not_trained
 class PlasticityInjection(EventMethod):
     """Freezes a head of a model and adds a new one, without changing the output: see `InjectedHead`.
 
-    Parameters of the head that are frozen, or trained by no optimizer, keep their values. Reports
-    `frozen_parameters`, the number of parameters that the head holds beside its trained ones.
+    Parameters of the head that are frozen, or that no optimizer trains, keep their values. Reports `frozen_parameters`,
+    the number of parameters in the frozen copies.
 
     Args:
         head: Name of the head in the model, such as `net.head`; a whole network is fine.
         target: Name of the target network's copy of the head, if there is one. It gets the same new weights, and its
-            output does not change either. It also needs the frozen copies of the head, which are buffers:
-            `load_state_dict` copies them.
+            output does not change. It also needs the frozen copies, which are buffers: `load_state_dict` copies them.
         optimizer_state: Whose optimizer state to drop: `touched` that of the head, `keep` nothing, `all` everything.
         seed: Seed of the new weights, the same on every rank.
 
@@ -72,12 +71,12 @@ class PlasticityInjection(EventMethod):
         wrap_heads(model, self._heads)
 
     def table(self, model: nn.Module) -> str:
-        """Return the head."""
+        """Name the head."""
         (wrapper,) = wrap_heads(copy.deepcopy(model), [self.head])
         return f"{type(self).__name__}(head={self.head!r})\n{wrapper.trained}"
 
     def plan(self, model: nn.Module, training: Training) -> Change:
-        """Draw the new head, also in averages of the model that have it."""
+        """Draw the new head, also for averages of the model that contain it."""
         networks = networks_of([*training.averages, *averages_in([model])])
         for network in networks:  # which may have been copied before the head was wrapped
             if self.head in dict(network.named_modules()):
@@ -101,7 +100,7 @@ class PlasticityInjection(EventMethod):
 
 
 def _injection(model: nn.Module, heads: Sequence[str], seed: int, averages: Sequence["InjectedHead"]) -> Change:
-    """Plan an injection into heads; the first is trained, others are its copies in a target network and in averages."""
+    """Plan an injection into a trained head (first) and its copies in a target network and in averages."""
     wrappers = wrap_heads(model, heads)
     trained = wrappers[0].trained
     reasons = {name: why_not_trained(each) for name, each in trained.named_parameters()}
@@ -128,12 +127,12 @@ def _injection(model: nn.Module, heads: Sequence[str], seed: int, averages: Sequ
 class InjectedHead(nn.Module):
     """Head whose weights can be re-initialized without changing its output.
 
-    Before the first injection it is the head alone. Injection n freezes a copy θₙ of its weights and draws new ones θ′,
-    of which another frozen copy θ′ₙ is subtracted: the output is Σₙ (h_θₙ − h_θ′ₙ) + h_θ′, the same as before as
-    long as θ′ = θ′ₙ, and gradients flow to the inputs through all of them. The trained parameters are the same objects
-    throughout; frozen copies are buffers. Attributes that it lacks are those of the head.
+    Before the first injection it is just the head. Injection n freezes a copy θₙ of the weights, draws new weights θ′,
+    and subtracts the output of a frozen copy θ′ₙ of these: the output is Σₙ (h_θₙ − h_θ′ₙ) + h_θ′. It is unchanged
+    while θ′ = θ′ₙ, and gradients flow to the inputs through all copies. The trained parameters remain the same objects;
+    frozen copies are buffers. Other attributes are looked up on the head.
 
-    Only calls use the frozen copies: methods of the head other than `forward` are not available.
+    Only `forward` uses the frozen copies, so other methods of the head are not available.
 
     Args:
         head: Any module, from any inputs to tensors, or to nested lists, tuples and dicts of them.
@@ -151,14 +150,14 @@ class InjectedHead(nn.Module):
         self._injections = 0  # len(self.frozen), the change of which compiled code of torch 2.6 does not notice
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the output of the head, with those of the frozen copies added and subtracted."""
+        """Return the output of the head plus and minus those of the frozen copies."""
         if self._injections == 0:
             return self.trained(*args, **kwargs)
 
         def cloned(value: Any) -> Any:
             return value.clone() if isinstance(value, Tensor) else value
 
-        def output_of(head: nn.Module) -> Any:  # each on inputs of its own, as a head may change them in place
+        def output_of(head: nn.Module) -> Any:  # each on its own copy of the inputs, as a head may change them in place
             return head(*tree_map(cloned, args), **tree_map(cloned, kwargs))
 
         *before, last = map(output_of, self.taken_away)
@@ -170,10 +169,10 @@ class InjectedHead(nn.Module):
         return output
 
     def inject(self, seed: int) -> None:
-        """Freeze the head and re-initialize it, with the same output.
+        """Freeze a copy of the head and re-initialize the head, without changing the output.
 
         Args:
-            seed: Seed of the new weights; the global random state is left alone.
+            seed: Seed of the new weights; the global random state is not changed.
         """
         values, hold = self.prepared_injection(seed)
         Change(values, then=hold, guards=[self.same_copies_after_error]).make()
@@ -182,7 +181,7 @@ class InjectedHead(nn.Module):
     def prepared_injection(
         self, seed: int, kept: Collection[str] = ()
     ) -> tuple[Mapping[Tensor, Tensor], Callable[[], None]]:
-        """Prepare an injection, and change nothing yet.
+        """Plan an injection without changing the module.
 
         Args:
             seed: Seed of the new weights.
@@ -228,7 +227,7 @@ class InjectedHead(nn.Module):
         return value
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Make as many frozen copies as the checkpoint has; it may be of the head before it was wrapped."""
+        """Create as many frozen copies as the checkpoint has. It may also be one of the unwrapped head."""
         plain = self.trained.state_dict()
         if all(prefix + name in state_dict for name in plain):
             for name in plain:
@@ -249,14 +248,14 @@ def wrap_heads(module: nn.Module, heads: Sequence[str]) -> list[InjectedHead]:
 
     Args:
         module: Any module.
-        heads: Names of its heads, such as `net.head`. One that is wrapped already stays.
+        heads: Names of its heads, such as `net.head`. A head that is already wrapped is kept.
 
     Returns:
         The wrappers.
 
     Raises:
-        ValueError: If a head does not exist, a layer of it has no `reset_parameters`, or it has BatchNorm or Dropout:
-            two copies of it would differ in their outputs.
+        ValueError: If a head does not exist, a layer of it has no `reset_parameters`, or it has BatchNorm or Dropout,
+            with which the outputs of two copies would differ.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
@@ -271,7 +270,7 @@ def wrap_heads(module: nn.Module, heads: Sequence[str]) -> list[InjectedHead]:
 
 
 def frozen_copies_of(module: nn.Module, name: str) -> list[str]:
-    """Return the names of frozen parts of a module with target networks that are built like one of its heads."""
+    """Return the names of frozen submodules built like one of the heads, in a module with target networks."""
     parts = dict(module.named_modules())
     if not offers(module, HasSyncTargets) or name not in parts:
         return []
@@ -308,7 +307,7 @@ def _wrapped(module: nn.Module, name: str) -> InjectedHead:
 
 
 def _why_not(module: nn.Module, head: nn.Module) -> str:
-    """Return the reason why a head cannot be re-initialized without changing the output; empty if it can."""
+    """Return why a head cannot be re-initialized without changing the output; empty if it can."""
     if next(head.parameters(), None) is None:
         return f"({type(head).__name__}) has no parameters"
     if stuck := not_resettable(head):
@@ -324,7 +323,7 @@ def _why_not(module: nn.Module, head: nn.Module) -> str:
         )
     try:
         copy.deepcopy(head)
-    except RuntimeError as error:  # torch: tensors that are computed, as by hooks of weight_norm
+    except RuntimeError as error:  # raised by torch for computed tensors, as by hooks of weight_norm
         return f"cannot be copied: {error}"
     return ""
 
@@ -338,7 +337,7 @@ def _is_random_or_counts(part: nn.Module) -> bool:
 
 
 def _frozen_copy(head: nn.Module) -> nn.Module:
-    """Copy a module with buffers instead of parameters: optimizers and parameter counts do not see them."""
+    """Copy a module with buffers instead of parameters, which optimizers and parameter counts ignore."""
     frozen = copy.deepcopy(head)
     frozen.is_frozen_copy = True  # type: ignore[assignment]  # no method resets it
     for part in frozen.modules():

@@ -1,4 +1,4 @@
-"""Feature rank: gradient steps up the rank of the hidden features, the ER of L2-ER (Prakash et al., ICML 2026)."""
+"""Rank ascent: steps that increase the rank of hidden features, the ER of L2-ER (Prakash et al., ICML 2026)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,14 +20,14 @@ from lightning_fire.where.trained import UNTRAINED, why_not_trained
 
 
 class RankAscent:
-    """Steps the parameters up the mean entropy rank of the hidden layers' features: θ ← θ + lr·∇ rank.
+    """Gradient ascent on the mean entropy rank of the hidden layers' features: θ ← θ + lr·∇ rank.
 
     The features of a layer are the outputs of its units, after norm and nonlinearity, on some batches, as a matrix
-    `(samples and positions, units)`. The steps are plain gradient steps beside those of the optimizer.
+    `(samples and positions, units)`. These are plain gradient steps, in addition to those of the optimizer.
 
     Args:
         model: Any module.
-        forward: Runs it once, on any batch, to find its units.
+        forward: Runs the model once, on any batch, to find its units.
         lr: Learning rate of these steps, at least 0.
         where: The units whose features count. Default: `HiddenUnits()`, all that can be resolved.
         ranks: Number of processes that train together, over which gradients are averaged. Default: all of
@@ -61,13 +61,13 @@ class RankAscent:
         self._untrained = {parameter for parameter in model.parameters() if why_not_trained(parameter) == UNTRAINED}
 
     def step(self, forward: Forward) -> float:
-        """Do one step; to be called every some batches, on all ranks.
+        """Do one step. Call it every few batches, on all ranks.
 
         Args:
-            forward: Runs the model with gradients on the batches whose features count, one after the other.
+            forward: Runs the model with gradients on the batches whose features are used.
 
         Returns:
-            The mean rank before the step, of this rank's features; NaN, and no step, where one is not finite.
+            The mean rank of this process's features before the step; NaN, without a step, if it is not finite.
         """
         features = self._features(forward)
         parameters = [p for p in self.model.parameters() if p.requires_grad and p not in self._untrained]

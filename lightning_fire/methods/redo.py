@@ -36,21 +36,21 @@ from lightning_fire.where import HiddenUnits, UnitLayer
 class ReDo(OfUnits, EventMethod):
     """Re-initializes the dormant hidden units.
 
-    A unit is dormant if its score, on batches of the training data, is at most τ times the mean score of its layer.
-    Incoming weights of a dormant unit are drawn by the layer's `reset_parameters`. Its bias, its outgoing weights and
-    the matching entries of the optimizer's moments become 0. In normalisation layers its scale and running variance
-    become 1, its shift and running mean 0. With `score="gradient"` its outgoing weights stay: without them it would
+    A unit is dormant if its score on batches of the training data is at most τ times the mean score of its layer. The
+    incoming weights of a dormant unit are drawn by the layer's `reset_parameters`. Its bias, its outgoing weights and
+    the matching entries of the optimizer's moments become 0. In normalization layers its scale and running variance
+    become 1, its shift and running mean 0. With `score="gradient"` its outgoing weights stay, as without them it would
     have no gradient.
 
-    Reports `dormant_fraction`, of all units and by layer, and `units`, the number of units that are new.
+    Reports `dormant_fraction`, of all units and by layer, and `units`, the number of re-initialized units.
 
     Args:
         threshold: τ, at least 0 (ReDo: 0.025; the FIRE paper: tuned, 0.01 to 0.5; ReGraMa's code: 0).
-        num_batches: Number of batches to compute the scores on, at most an epoch of them.
+        num_batches: Number of batches for the scores, at most one epoch.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new weights, the same on every rank.
-        score: `"activation"`: mean |h| of the unit's output h after normalisation and nonlinearity (ReDo).
-            `"pre_activation"`: mean max(0, z) of its output z before normalisation (the code of the FIRE paper's
+        score: `"activation"`: mean |h| of the unit's output h after normalization and nonlinearity (ReDo).
+            `"pre_activation"`: mean max(0, z) of its output z before normalization (the code of the FIRE paper's
             authors). `"gradient"`: mean |∂loss/∂w| over its incoming weights w (ReGraMa, Liu et al., 2025).
 
     Raises:
@@ -69,7 +69,7 @@ class ReDo(OfUnits, EventMethod):
 
     name: ClassVar[str] = "redo"
     when: ClassVar[Schedule] = EveryNEpochs(1)  # as the authors of the FIRE paper do; ReDo's own code: 1000 steps
-    optimizer_state = "keep"  # but the entries of new units
+    optimizer_state = "keep"  # except for the entries of new units
     remakes_network: ClassVar[bool] = False
 
     threshold: float = 0.025
@@ -87,11 +87,11 @@ class ReDo(OfUnits, EventMethod):
         check_score(self.score)
 
     def selected(self, model: nn.Module, training: Training) -> str:
-        """Return the number of units and layers that it watches."""
+        """Describe the number of units and layers that it watches."""
         return units_in_words(select_units(model, partial(training.forward, 1), self.where))
 
     def plan(self, model: nn.Module, training: Training) -> Change:
-        """Score the units, and draw new weights of the dormant ones."""
+        """Score the units and draw new weights for dormant ones."""
         layers = select_units(model, partial(training.forward, 1), self.where)
         means = mean_over_ranks(self._scores(layers, training), training.ranks)
         scores = means.split([layer.size for layer in layers])

@@ -27,13 +27,13 @@ WRITERS = r"(c_proj|o_proj|out_proj|down_proj|fc2|fc_out|wo|w2|dense_4h_to_h|(at
 
 
 def confident_logits(logits: Tensor, base_logits: Tensor, targets: Tensor, positions: int) -> Tensor:
-    """Sum the logits of the targets where the entropy of the prediction differs most from that of the base model.
+    """Sum of target logits at the positions where the prediction entropy differs most from that of the base model.
 
     Args:
         logits: Logits of the fine-tuned model on one example, shape `(..., tokens)`, with a graph.
         base_logits: Logits of the base model on it, same shape.
         targets: The token after each position, int64, shape `(...)`.
-        positions: Number of positions to take, at least 1; all, if there are fewer.
+        positions: Number of positions, at least 1; all if there are fewer.
 
     Returns:
         A scalar with a graph, for `losses` of `rejuvenate_`.
@@ -66,34 +66,35 @@ def rejuvenate_(
     optimizer_state: OptimizerPolicy = "touched",
     averages: Any = (),
 ) -> Report:
-    """Pull a fine-tuned model towards its base, and reset some neurons to their values in the base, in place.
+    """Pull a fine-tuned model towards its base model and reset some neurons to the base, in place.
 
-    Source: Liu et al., When RL fails after SFT, arXiv:2606.09932, as far as known: docs/rejuvenation.md names what
-    could not be verified. Every trained parameter θ becomes (1 − λ)·θ + λ·θ_base. Then the neurons with the highest
-    scores get their values of the base: rows of a matrix, columns of one that writes into the residual stream.
+    Source: Liu et al., When RL fails after SFT, arXiv:2606.09932, as far as known; docs/rejuvenation.md lists the
+    unverified parts. Every trained parameter θ becomes (1 − λ)·θ + λ·θ_base. Then the neurons with the highest scores
+    are set to their values in the base: rows of a matrix, or columns of a matrix that writes into the residual stream.
 
     Args:
         model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
         base: θ_base by name: `initial_values(model)`, called before the fine-tuning. The same on all ranks.
-        losses: For `score="attribution"`: scalars with a graph whose neurons are sought, best one of each example, such
-            as `confident_logits`, from a generator.
+        losses: For `score="attribution"`: scalars with a graph, best one per example, such as `confident_logits`, from
+            a generator.
         strength: λ in [0, 1], 1 − α of the paper (0.5).
-        fraction: ρ in [0, 1], of the neurons of all selected matrices together (paper: 0.01).
-        score: `attribution`: Σ over losses of |Σ w · ∂loss/∂w|, over the weights w of the neuron: its output, or its
-            input, times the gradient, summed over positions. `drift`: ‖w − w_base‖ / ‖w_base‖, without data. `random`:
-            a control. All are of the model as it was before the pull.
-        where: The matrices whose neurons may be reset. Default: those of the preset `gpt` but embeddings and heads.
+        fraction: ρ in [0, 1], fraction of all neurons of the selected matrices (paper: 0.01).
+        score: `attribution`: Σ over losses of |Σ w · ∂loss/∂w|, over the weights w of the neuron, which is its output
+            (or input) times the gradient, summed over positions. `drift`: ‖w − w_base‖ / ‖w_base‖, without data.
+            `random`: a control. All are computed before the pull.
+        where: The matrices whose neurons may be reset. Default: those of the preset `gpt` except embeddings and heads.
         writers: Regular expression for the names of matrices that write into the residual stream.
         seed: Seed of the random score.
-        optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
+        optimizers: The optimizers that train the model, one or several. Weights that none of them trains stay, with a
+            warning.
         optimizer_state: Whose optimizer state to drop: `keep`, `touched` or `all`.
-        averages: One or several averages of the weights, which begin again from the new weights, see `Loop`.
+        averages: One or several averages of the weights, which restart from the new weights, see `Loop`.
 
     Returns:
-        What happened to the weights that `Weights()` selects, see `fire_`, and `neurons`, the number of neurons reset.
+        Report on the weights that `Weights()` selects, see `fire_`, and `neurons`, the number of neurons reset.
 
     Raises:
-        TypeError: If an argument is of another kind.
+        TypeError: If an argument has a wrong type.
         ValueError: If an argument is out of range, `losses` is missing, `where` matches no matrix, or a parameter or a
             gradient has a NaN or Inf. The model is unchanged then.
         KeyError: If `base` lacks a parameter.
@@ -115,7 +116,7 @@ def rejuvenate_(
 
 @dataclass(frozen=True)
 class _Rejuvenation(EventMethod):
-    """`rejuvenate_` as a method; not public, as the first values that a callback sees are not those of a base model."""
+    """`rejuvenate_` as a method. Not public: the initial values that a callback sees are not those of a base model."""
 
     name: ClassVar[str] = "rejuvenation"
     default_where: ClassVar[Weights] = Weights(preset="gpt", include=[r"^(?!.*(embed|head|\bwte\b))"])
@@ -137,7 +138,7 @@ class _Rejuvenation(EventMethod):
             raise ValueError(f"`score` must be 'attribution', 'drift' or 'random', got {self.score!r}")
 
     def plan(self, model: nn.Module, training: Training) -> Change:
-        """Compute the pulled parameters, and those of the reset neurons."""
+        """Compute the pulled parameters and the values of the reset neurons."""
         base = initial_of(model, training)
         tensors, left_out = trained_tensors(model, Parameters())
         require_finite(tensors)
@@ -159,7 +160,7 @@ class _Rejuvenation(EventMethod):
         return replace(change, report=replace(report, values={**report.values, "neurons": float(count)}))
 
     def _by_neuron(self, view: WeightView, weight: Tensor) -> Tensor:
-        """Return a view of a weight whose first dimension is that of its neurons; a second call is the inverse."""
+        """Return a view of a weight whose first dimension indexes neurons; its own inverse."""
         return weight.transpose(0, 1) if re.search(self.writers, view.name) else weight
 
     def _scores(self, weights: Sequence[WeightView], base: Mapping[Tensor, Tensor], training: Training) -> list[Tensor]:
@@ -187,7 +188,7 @@ class _Rejuvenation(EventMethod):
 
 
 def _highest(scores: Sequence[Tensor], fraction: float) -> list[Tensor]:
-    """Return for the neurons of each weight whether they are of the fraction of all with the highest scores."""
+    """Return a mask of the neurons of each weight: those with the highest scores over all weights."""
     if not scores:
         return []
     every = torch.cat(list(scores))

@@ -29,25 +29,25 @@ State = Literal["keep", "touched"]
 
 @dataclass(frozen=True)
 class SelectiveWeightReinit(StepMethod):
-    """Re-initializes the least useful single weights after every so many optimizer steps.
+    """Re-initializes the least useful individual weights every few optimizer steps.
 
-    The utility of a weight w is |w · ∂L/∂w|, with the gradient of the step just taken. In each parameter the weights
-    with a utility of at most `factor` times its mean get new values, drawn by the layer's `reset_parameters`. Since it
-    acts on single weights, it also acts behind normalization layers, and on biases and scales of such layers. Logs
-    `weights`, the number of weights re-initialized so far.
+    The utility of a weight w is |w · ∂L/∂w|, with the gradient of the last step. In each parameter, weights with a
+    utility of at most `factor` times the mean get new values, drawn by the layer's `reset_parameters`. Since it needs
+    no units, it also acts behind normalization layers, and on biases and scales of such layers. Logs `weights`, the
+    number of weights re-initialized so far.
 
     Args:
-        factor: Of the mean utility, at least 0; with `pruning="proportional"` the fraction of the weights, in [0, 1]
-            (paper: tuned, 1e-6 to 1e-1; 5e-4 for its ViT).
+        factor: Fraction of the mean utility, at least 0; with `pruning="proportional"` fraction of the weights, in [0,
+            1] (paper: tuned, 1e-6 to 1e-1; 5e-4 for its ViT).
         every: Optimizer steps from one reinitialization to the next (paper: tuned, 64 to 8192; 128 for its ViT).
         utility: `"gradient"`: |w · ∂L/∂w|. `"magnitude"`: |w|.
         pruning: `"threshold"`: the weights with at most `factor` times the mean utility of their parameter.
             `"proportional"`: the fraction `factor` of the weights of each parameter, those with the lowest utility.
-        redraw: `"resample"`: new values by `reset_parameters`. `"mean"`: the mean of its distribution, 0, or the value
-            that it gives to all weights of a parameter, such as the 1 of the scales of normalization layers.
+        redraw: `"resample"`: new values by `reset_parameters`. `"mean"`: the mean of its distribution: 0, or the
+            constant that it gives to all weights of a parameter, such as 1 for scales of normalization layers.
         where: The parameters to act on. Default: `Parameters()`, all.
-        optimizer_state: `"keep"`, as the authors' code does; with `"touched"` the entries of new weights in the
-            optimizer's state begin again.
+        optimizer_state: `"keep"`, as the authors' code does; with `"touched"` the optimizer state of re-initialized
+            weights is reset.
         seed: Seed of the new values, the same on every rank.
 
     Raises:
@@ -92,7 +92,7 @@ class SelectiveWeightReinit(StepMethod):
                 raise ValueError(f"`{name}` must be {allowed}, got {value!r}")
 
     def check(self, model: nn.Module) -> Sequence[str]:
-        """Check that something is selected, and that its layers can draw it."""
+        """Check that something is selected and that its layers can draw it."""
         if stuck := not_resettable(model, set(self.selection.select(model).values())):
             raise ValueError(
                 f"{', '.join(stuck)} has parameters and no reset_parameters(), which draws the new values: give it one,"
@@ -107,7 +107,7 @@ class SelectiveWeightReinit(StepMethod):
 
 
 class _Reinitialization(Attached):
-    """Selective weight reinitialization at work on a model."""
+    """Selective weight reinitialization attached to a model."""
 
     def __init__(self, method: SelectiveWeightReinit, model: nn.Module, training: Training):
         self.method, self.model, self.training = method, model, training
@@ -116,14 +116,14 @@ class _Reinitialization(Attached):
         for layer in model.modules():
             own = {name: p for name, p in layer.named_parameters(recurse=False) if p in left}
             self.layers += [(layer, own)] if own else []
-            left -= set(own.values())  # a tied one is that of its first layer
+            left -= set(own.values())  # a tied parameter counts for its first layer
         self.parameters = [p for _, own in self.layers for p in own.values()]
-        self.steps, self._gradients = 0, dict[Tensor, Tensor]()  # of the step that is taken
+        self.steps, self._gradients = 0, dict[Tensor, Tensor]()  # gradients of the current step
         self.number = torch.zeros((), dtype=torch.int64, device=self.parameters[0].device)  # of weights re-initialized
 
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer | None = None, gradient_scale: float = 1.0) -> None:
-        """Copy the gradients if weights are re-initialized after this step; their scale does not matter."""
+        """Copy the gradients if a reinitialization is due after this step; their scale does not matter."""
         if self.method.utility != "gradient" or (self.steps + 1) % self.method.every:
             return
         of = None if optimizer is None else {p for group in optimizer.param_groups for p in group["params"]}
@@ -132,7 +132,7 @@ class _Reinitialization(Attached):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Count the step, and re-initialize weights if they are due."""
+        """Count the step, and re-initialize weights if due."""
         steps, number, parts = self.steps + 1, self.number, list[Write]()
         if steps % self.method.every == 0:
             seed = seed_of_draw(self.method.seed, steps // self.method.every)
@@ -162,7 +162,7 @@ class _Reinitialization(Attached):
         return lowest(utility, int(whole) + (chances.random() < rest))
 
     def _writes(self, tensor: Tensor, chosen: Tensor, new: Tensor) -> Iterator[Write]:
-        """Write new values of a parameter or a copy of it, and those of its state in the optimizers."""
+        """Write new values of a parameter or of its copy, and of its optimizer state."""
         chosen, new = chosen.to(tensor.device), new.to(tensor)
         yield Write(tensor, ..., torch.where(chosen, new, tensor))
         if self.method.optimizer_state == "touched":
@@ -192,10 +192,10 @@ class _Reinitialization(Attached):
         return {"steps": self.steps, "weights": int(self.number)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore a `state_dict`."""
         self.steps, self.number = state.get("steps", 0), torch.full_like(self.number, state.get("weights", 0))
 
 
 def _mean(draw: Tensor) -> Tensor:
-    """Return the mean of the distribution of a draw: its value where all are equal, otherwise 0."""
+    """Mean of the distribution of a draw: the constant if all values are equal, otherwise 0."""
     return torch.where((draw == draw.flatten()[:1]).all(), draw, torch.zeros_like(draw))

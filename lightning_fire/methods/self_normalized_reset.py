@@ -19,22 +19,22 @@ from lightning_fire.where import HiddenUnits, UnitLayer
 
 @dataclass(frozen=True)
 class SelfNormalizedReset(OfUnits, StepMethod):
-    """Re-initializes hidden units that have not fired for longer than their own past makes likely.
+    """Re-initializes hidden units whose current inter-firing interval is improbable given their past ones.
 
     A unit fires on a batch if its output is above 0 at any sample and position. Its inter-firing intervals, in samples,
-    are recorded. After an optimizer step a unit is re-initialized if the time a since it fired last is improbable by
-    its own past, P(interval ≥ a) ≤ τ, in the same way as by `ReDo`. Logs `units`, the units reset so far, and
-    `threshold`, the largest allowed inter-firing interval in samples, mean over the units.
+    are recorded. After an optimizer step a unit is re-initialized as in `ReDo` if P(interval ≥ a) ≤ τ, where a is the
+    time since it last fired. Logs `units`, the number of units reset so far, and `threshold`, the largest allowed
+    inter-firing interval in samples, mean over the units.
 
     Args:
         rejection: τ, in (0, 1) (FIRE paper: tuned, 0.01 to 0.08; the SNR paper calls it η).
-        refresh_every: Optimizer steps after which each unit's threshold is taken from the intervals since the last time
-            (FIRE's authors: 16; SNR's: a task). Memory grows with it: 8 bytes a unit and step.
-        max_silence: Largest threshold, in samples; half of it is the first one (FIRE's authors: 20000).
-        expansion: Factor by which a threshold grows if more than the fraction τ of the intervals is longer.
+        refresh_every: Number of optimizer steps between updates of each unit's threshold from the intervals since the
+            last update (FIRE's authors: 16; SNR's: a task). Memory: 8 bytes per unit and step.
+        max_silence: Largest threshold, in samples; thresholds start at half of it (FIRE's authors: 20000).
+        expansion: Factor by which a threshold grows if more than a fraction τ of the intervals is longer.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new weights, the same on every rank.
-        score: The output by which a unit fires: `"activation"`, after normalisation and nonlinearity (SNR);
+        score: The output by which a unit fires: `"activation"`, after normalization and nonlinearity (SNR);
             `"pre_activation"`, before both (the code of the FIRE paper's authors).
 
     Raises:
@@ -79,12 +79,12 @@ class SelfNormalizedReset(OfUnits, StepMethod):
         check_output(self.score)
 
     def begin(self, model: nn.Module, training: Training) -> "_Resets":
-        """Find the units, and begin to watch them."""
+        """Find the units and start to watch them."""
         return _Resets(self, model, training)
 
 
 class _Resets(StepwiseReset["_Intervals"]):
-    """SNR at work on a model."""
+    """SNR attached to a model."""
 
     def __init__(self, method: SelfNormalizedReset, model: nn.Module, training: Training):
         self.method = method
@@ -102,7 +102,7 @@ class _Resets(StepwiseReset["_Intervals"]):
     def choose(self) -> list[tuple[UnitLayer, Tensor]]:
         """Update the intervals after a step; return the units to re-initialize."""
         sizes = [layer.size for layer in self.layers]
-        device = self.statistics[0].age.device  # a model may be on several
+        device = self.statistics[0].age.device  # a model may be on several devices
         counts = sent(torch.tensor([float(each.count) for each in self.statistics], device="cpu"), device)
         seen = torch.cat([*(each.fired.float().to(device) for each in self.statistics), counts])
         *fired, counts = sum_over_ranks(seen, self.training.ranks).split([*sizes, len(sizes)])
@@ -116,7 +116,7 @@ class _Resets(StepwiseReset["_Intervals"]):
         return chosen if any(len(units) for _, units in chosen) else []
 
     def forgetting(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> Change:
-        """Begin the intervals of the chosen units again."""
+        """Change that restarts the intervals of the chosen units."""
         begun_anew = [
             (each, each.without(torch.zeros_like(each.fired).index_fill(0, units, True)))
             for each, (_, units) in zip(self.statistics, chosen, strict=True)
@@ -132,9 +132,9 @@ class _Resets(StepwiseReset["_Intervals"]):
 class _Intervals:
     """Statistics of the units of a layer: tensors of shape (units,), `largest` a scalar; times in samples.
 
-    `age` is the time since a unit fired or was new, `threshold` the largest allowed one. `intervals` has a tensor for
-    each step since the last refresh, and for each with a reset: the age of units that fired or were reset in it,
-    otherwise `NEVER`. `largest` is the largest step so far: no threshold is below it.
+    `age` is the time since a unit last fired or was reset, `threshold` the largest allowed age. `intervals` has one
+    tensor for each step since the last refresh, and one more for each reset: the age of units that fired or were reset
+    in it, otherwise `NEVER`. `largest` is the largest step so far, a lower bound of thresholds.
     """
 
     def __init__(self, size: int, device: torch.device, state: Mapping[str, Any], first_threshold: int):
@@ -160,7 +160,7 @@ class _Intervals:
         }
 
     def update(self, activity: Tensor, batch_size: int) -> None:
-        self.fired |= (activity.amax(0) > 0).to(self.fired.device)  # the next layer may be on another one
+        self.fired |= (activity.amax(0) > 0).to(self.fired.device)  # the next layer may be on another device
         self.count += batch_size
 
     def end_step(self, fired: Tensor, samples: Tensor) -> None:
@@ -177,5 +177,5 @@ class _Intervals:
         self.intervals, self.steps = [], 0
 
     def without(self, mask: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Return intervals and ages in which some units begin again, with the intervals that are cut off."""
+        """Return intervals and ages with some units restarted; their unfinished intervals are recorded."""
         return [*self.intervals, torch.where(mask, self.age, NEVER)], torch.where(mask, 0, self.age)

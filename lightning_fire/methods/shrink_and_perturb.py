@@ -25,14 +25,14 @@ from lightning_fire.where.trained import leaves_out
 class ShrinkAndPerturb(ResetMethod):
     """Moves parameters towards their initial values, or towards new random values: θ ← (1 − λ)·θ + λ·θ₀.
 
-    It moves every trainable parameter, with norm scales and biases, not buffers.
+    It moves every trainable parameter, scales and biases of normalization layers included; not buffers.
 
     Args:
         strength: λ in [0, 1] (paper: 0.8 in all vision experiments).
-        perturb: Factor of the target instead of λ. Ash & Adams: `strength=0.6, perturb=0.1, fresh_seed=0`.
+        perturb: Factor of θ₀ instead of λ. Ash & Adams: `strength=0.6, perturb=0.1, fresh_seed=0`.
         where: The parameters to move. Default: `Parameters()`, all.
-        fresh_seed: Seed of new values by each layer's `reset_parameters`, to which the number of the event is added;
-            the same on every rank. Default: the target is the values of the model when it was new, as in the paper.
+        fresh_seed: Seed of new values by each layer's `reset_parameters`; the number of the event is added. The same on
+            every rank. Default: θ₀ are the values of the model when it was new, as in the paper.
         optimizer_state: Whose optimizer state to drop: `keep`, `touched` or `all`.
 
     Raises:
@@ -77,22 +77,23 @@ def shrink_and_perturb_(
     optimizer_state: OptimizerPolicy = "touched",
     averages: Any = (),
 ) -> Report:
-    """Move parameters of a model towards given values, in place: `ShrinkAndPerturb` at once, with its arguments.
+    """Move parameters of a model towards given values, in place. Function form of `ShrinkAndPerturb`.
 
     Args:
         model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
         target: θ₀ by name: `initial_values(model)`, called when the model was new, or `fresh_values(model, seed)`. The
             same on all ranks.
-        optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
-        averages: One or several averages of the weights, which begin again from the new weights, see `Loop`.
+        optimizers: The optimizers that train the model, one or several. Weights that none of them trains stay, with a
+            warning.
+        averages: One or several averages of the weights, which restart from the new weights, see `Loop`.
 
     Returns:
-        What happened to the weights that `Weights()` selects, see `fire_`.
+        Report on the weights that `Weights()` selects, see `fire_`.
 
     Raises:
-        TypeError: If an argument is of another kind.
-        ValueError: If an argument is out of range, `where` matches no parameter, or a parameter has a NaN or Inf, which
-            it would keep. The model is unchanged then.
+        TypeError: If an argument has a wrong type.
+        ValueError: If an argument is out of range, `where` matches no parameter, or a parameter has a NaN or Inf. The
+            model is unchanged then.
         KeyError: If `target` lacks a parameter.
 
     Example:

@@ -24,15 +24,15 @@ class SoftWeightRescaling(StepMethod):
 
     In module order each weight W is multiplied by c = (λ·‖W₀‖ + (1 − λ)·‖W‖) / ‖W‖, and the bias of its layer by the
     product of all c so far: the outputs of a feed-forward ReLU network are all multiplied by one factor. Scales and
-    shifts of normalization layers count as W and bias; as such a layer cancels the scale before it, the product
+    shifts of normalization layers count as W and bias; as such a layer cancels the scale of its input, the product
     restarts there. Logs nothing.
 
     Args:
         strength: λ, in [0, 1] (paper: tuned, 1e-4 to 1). 1 keeps the initial norms.
-        classifier: λ of the layers behind the last normalization layer. Default: `strength` (paper: tuned, for networks
+        classifier: λ of the layers after the last normalization layer. Default: `strength` (paper: tuned, for networks
             with BatchNorm).
         where: The weights to rescale. Default: `Weights(preset="cnn", vectors=True)`, every Linear and convolution
-            weight. Normalization layers are rescaled in any case.
+            weight. Normalization layers are always rescaled.
 
     Raises:
         TypeError: If `where` is another kind of selection.
@@ -79,10 +79,10 @@ class _Layer(NamedTuple):
 
 
 class _Rescaling(Attached):
-    """Soft weight rescaling at work on a model.
+    """Soft weight rescaling attached to a model.
 
     Attributes:
-        layers: What it rescales, in module order.
+        layers: The rescaled layers, in module order.
         norms: ‖W₀‖ by name.
     """
 
@@ -106,7 +106,7 @@ class _Rescaling(Attached):
     def after_step(self) -> None:
         """Rescale the weights and biases, in place."""
         parts: list[Write] = []
-        product = torch.ones((), device="cpu")  # of the factors since a normalization layer
+        product = torch.ones((), device="cpu")  # product of the factors since a normalization layer
         for name, weight, bias, strength, is_scale in self.layers:
             factor = soft_rescaling(frobenius_norm(weight), self.norms[name], strength)
             product = factor if is_scale else factor * sent(product, factor.device)
@@ -120,5 +120,5 @@ class _Rescaling(Attached):
         return {"norms": dict(self.norms)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the initial norms. Weights not in the state keep their present ones."""
+        """Restore the initial norms. Weights not in the state keep their current ones."""
         self.norms |= {name: norm for name, norm in state.get("norms", {}).items() if name in self.norms}

@@ -28,13 +28,13 @@ _FIRST_ITERATIONS = 10
 class SpectralRegularization(PenaltyMethod):
     """Adds λ·Σ ((σ₁(W)² − 1)² + ‖b‖⁴) to the loss, over the selected weights W and the biases b of their layers.
 
-    The largest singular value σ₁ is estimated with one power iteration a step, which continues from the last step.
-    Logs `penalty`, λ included.
+    The largest singular value σ₁ is estimated with one power iteration per step, continued from the last step. Logs
+    `penalty`, λ included.
 
     Args:
         strength: λ, the factor of the penalty, at least 0.
-        where: The weights it is on. Default: `Weights(preset="cnn", vectors=True)`, every Linear and
-            convolution weight.
+        where: The penalized weights. Default: `Weights(preset="cnn", vectors=True)`, every Linear and convolution
+            weight.
 
     Raises:
         TypeError: If `where` is another kind of selection.
@@ -60,16 +60,16 @@ class SpectralRegularization(PenaltyMethod):
     where: Weights | None = None
 
     def table(self, model: nn.Module) -> str:
-        """Return the weights, and that the biases of their layers go with them."""
+        """Show the weights, and that the biases of their layers are included."""
         return super().table(model) + "\nand the biases of their layers"
 
     def begin(self, model: nn.Module, training: Training) -> "_SpectralPenalty":
-        """Select the weights, and make the first estimates."""
+        """Select the weights and compute the first estimates."""
         return _SpectralPenalty(model, self.strength, self.selection)
 
 
 class _SpectralPenalty(Penalty):
-    """Spectral regularization at work on a model.
+    """Spectral regularization attached to a model.
 
     Attributes:
         vectors: Estimated right singular vectors by name of the weight, see `functional.spectral_penalty`.
@@ -105,7 +105,7 @@ class _SpectralPenalty(Penalty):
         return {"vectors": {name: vector.cpu().clone() for name, vector in self.vectors.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the estimates that `state_dict` returned."""
+        """Restore the estimates of a `state_dict`."""
         for name, vector in state.get("vectors", {}).items():
             if name in self.vectors:
                 self.vectors[name] = vector.to(self.vectors[name].device, copy=True)

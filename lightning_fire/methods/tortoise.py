@@ -1,4 +1,4 @@
-"""The tortoise of Hare and Tortoise: the EMA of a model, to which it returns (Lee et al., ICML 2024)."""
+"""The tortoise of Hare and Tortoise: an EMA of a model, to which the model is reset (Lee et al., ICML 2024)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,14 +21,14 @@ from lightning_fire.where.argument import check_model
 
 
 class Tortoise:
-    """Keeps an exponential moving average (EMA) of a model, and sets the model back to it.
+    """Keeps an exponential moving average (EMA) of a model and resets the model to it.
 
     The model is the hare, its EMA the tortoise: θ' ← μ·θ' + (1 − μ)·θ after each optimizer step, for trainable
-    parameters and the floating-point buffers beside them, and θ ← θ' when `reset_` is called. Optimizer state stays.
+    parameters and their floating-point buffers, and θ ← θ' when `reset_` is called. Optimizer state stays.
 
     Args:
-        model: Any module; the tortoise begins with its present values.
-        momentum: μ in [0, 1), the fraction of the tortoise that a step keeps (the authors' code: 0.999).
+        model: Any module; the tortoise starts with its current values.
+        momentum: μ in [0, 1), decay of the EMA (the authors' code: 0.999).
 
     Attributes:
         hare: The tensors of the model, by name.
@@ -56,22 +56,22 @@ class Tortoise:
         tensors, _ = trained_tensors(model)
         self.hare = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
         self.tortoise = {name: precise(tensor.clone()) for name, tensor in self.hare.items()}
-        self._away: dict[str, Tensor] = {}  # the hare, while the model has the values of the tortoise
+        self._away: dict[str, Tensor] = {}  # values of the hare while the model has those of the tortoise
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the tortoise; to be called after each optimizer step."""
+        """Update the tortoise. Call it after each optimizer step."""
         lerp_(list(self.tortoise.values()), list(map(precise, self.hare.values())), 1 - self.momentum)
 
     def reset_(self, optimizers: Optimizers = ()) -> Report:
-        """Set the model to the tortoise, in place.
+        """Reset the model to the tortoise, in place.
 
         Args:
-            optimizers: Those that train the model: copies of its weights in them, such as float32 ones, follow. That
-                the weights last is verified after the next steps.
+            optimizers: The optimizers that train the model: copies of weights in them, such as float32 ones, follow.
+                The next steps verify that the weights are not overwritten.
 
         Returns:
-            What happened to the weights that `Weights()` selects, see `fire_`.
+            Report on the weights that `Weights()` selects, see `fire_`.
 
         Raises:
             ValueError: If the tortoise has a NaN or Inf. The model is unchanged then.
@@ -79,7 +79,7 @@ class Tortoise:
         return self.plan(optimizers=optimizers).apply()
 
     def plan(self, measure: bool = True, optimizers: Optimizers = ()) -> Change:
-        """Compute what `reset_` does, and change nothing yet."""
+        """Plan the change of `reset_`."""
         require_finite(self.tortoise)
         tensors, given = tensors_of(self.model), listed(optimizers)
         pairs = [(tensors[name], gathered(value)) for name, value in self.tortoise.items()]
@@ -90,9 +90,9 @@ class Tortoise:
 
     @torch.no_grad()
     def swap(self, optimizers: Optimizers = ()) -> None:
-        """Give the model the values of the tortoise, to evaluate it; a second call gives it its own back.
+        """Exchange the values of model and tortoise, e.g. to evaluate the tortoise; call it again to undo.
 
-        That these last is verified after the next steps of given optimizers.
+        The next steps of given optimizers verify that these are not overwritten.
         """
         away = {} if self._away else {name: tensor.clone() for name, tensor in self.hare.items()}
         values, tensors = self._away or self.tortoise, tensors_of(self.model)
@@ -106,7 +106,7 @@ class Tortoise:
         return {name: tensor.cpu().clone() for name, tensor in self.tortoise.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned. Tensors not in it keep the values of the model."""
+        """Restore a `state_dict`. Tensors not in it get the values of the model."""
         for name in self.tortoise.keys() & state.keys():
             self.tortoise[name].copy_(state[name])
 

@@ -52,7 +52,7 @@ class WeightClipping(StepMethod):
             raise ValueError(f"`bound` must be above 0, got {self.bound}")
 
     def begin(self, model: nn.Module, training: Training) -> "_Clipping":
-        """Select the weights, and the biases beside them."""
+        """Select the weights and the biases of their layers."""
         weights = self.selection.select(model)
         fans = {view.parameter: math.prod(view.shape[1:]) for view in weights}
         layers = [layer for layer in model.modules() if getattr(layer, "weight", None) in fans]
@@ -65,7 +65,7 @@ class WeightClipping(StepMethod):
 
 
 class _Clipping(Attached):
-    """Weight clipping at work on a model."""
+    """Weight clipping attached to a model."""
 
     def __init__(self, weights: Sequence[WeightView], biases: Mapping[Tensor, int], bound: float):
         self.weights, self.biases, self.bound = weights, biases, bound  # biases with the fan-in of their layers

@@ -22,13 +22,13 @@ from lightning_fire.where.normalized import normalization_layers
 class WeightProjection(StepMethod):
     """Rescales each weight to its initial Frobenius norm after each optimizer step.
 
-    Where a normalisation layer follows, the size of a weight does not change the output, but a larger weight has a
-    smaller gradient, and so a lower effective learning rate. The normalisation is the network's part: together they
-    are Normalize-and-Project. Logs nothing.
+    If a normalization layer follows, the norm of a weight does not change the output, but a larger weight has a smaller
+    gradient, and so a lower effective learning rate. With normalization layers in the network this is
+    Normalize-and-Project. Logs nothing.
 
     Args:
-        where: The weights to rescale. Default: every Linear and convolution weight but the last one in module order,
-            which is taken for the output layer.
+        where: The weights to rescale. Default: every Linear and convolution weight except the last one in module order,
+            assumed to be the output layer.
 
     Raises:
         TypeError: If `where` is another kind of selection.
@@ -50,13 +50,13 @@ class WeightProjection(StepMethod):
     where: Weights | None = None
 
     def table(self, model: nn.Module) -> str:
-        """Return the weights that it rescales."""
+        """Show the weights that it rescales."""
         if self.where is not None:
             return super().table(model)
         return f"WeightProjection rescales {', '.join(view.name for view in weights_but_the_output(model))}"
 
     def begin(self, model: nn.Module, training: Training) -> "_Projection":
-        """Select the weights and measure their norms; warn if no normalisation layer is there."""
+        """Select the weights and measure their norms; warn if the model has no normalization layer."""
         weights = weights_but_the_output(model) if self.where is None else self.where.select(model)
         if not normalization_layers(model):
             warn(
@@ -68,7 +68,7 @@ class WeightProjection(StepMethod):
 
 
 class _Projection(Attached):
-    """Weight projection at work on a model.
+    """Weight projection attached to a model.
 
     Attributes:
         weights: The weights, as views.
@@ -91,12 +91,12 @@ class _Projection(Attached):
         return {"norms": dict(self.norms)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the norms. Weights not in the state keep their present ones."""
+        """Restore the norms. Weights not in the state keep their current ones."""
         self.norms |= {name: norm for name, norm in state.get("norms", {}).items() if name in self.norms}
 
 
 def weights_but_the_output(model: nn.Module) -> Sequence[WeightView]:
-    """Return every Linear and convolution weight of a model but the last one in module order."""
+    """Return every Linear and convolution weight of a model except the last one in module order."""
     weights = Weights(preset="cnn", vectors=True).select(model)
     if len(weights) < 2:
         raise ValueError(

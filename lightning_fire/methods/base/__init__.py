@@ -1,1 +1,1 @@
-"""What all methods have in common."""
+"""Base classes of all methods, and the parts that they share."""

@@ -26,7 +26,7 @@ class Write(NamedTuple):
 
 
 def insist(call: Callable[[], object], after_errors: bool = True) -> None:
-    """Call an idempotent function; after Ctrl-C and the like, or any error, call it once more, then re-raise."""
+    """Call an idempotent function; on any exception, Ctrl-C included, call it once more, then re-raise."""
     try:
         call()
     except BaseException as error:
@@ -36,7 +36,7 @@ def insist(call: Callable[[], object], after_errors: bool = True) -> None:
 
 
 def restore(values: Iterable[tuple[Tensor, Any, Tensor]]) -> None:
-    """Write former values back, each as a tensor, an index and the values there; after any failure once more."""
+    """Write old values back, each given as tensor, index and values; on any exception once more."""
     former = list(values)
 
     @torch.no_grad()
@@ -67,10 +67,10 @@ def same_tensors_after_error(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def same_optimizers_after_error(optimizers: Optimizers, touched: Collection[Tensor] | None) -> Iterator[None]:
-    """Context manager: after an error, put attributes, groups and states of optimizers back.
+    """Context manager: after an error, restore attributes, groups and states of optimizers.
 
     Args:
-        optimizers: One or several, and those that they wrap.
+        optimizers: One or several; those that they wrap are included.
         touched: Parameters whose state may be changed in place, too. None: all.
     """
     reached = with_inner(optimizers)
@@ -97,7 +97,7 @@ def same_optimizers_after_error(optimizers: Optimizers, touched: Collection[Tens
 
 
 def distinct(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """Return the part of a tensor that this process holds, without repeated entries, such as those of `expand`.
+    """Return the local part of a tensor, without entries that share memory, such as those of `expand`.
 
     Args:
         tensor: Any tensor.

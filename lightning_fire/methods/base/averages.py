@@ -1,4 +1,4 @@
-"""Averages of weights, of any library, and how they begin again from new weights."""
+"""Averages of weights, of any library, and their restart from new weights."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
@@ -23,17 +23,17 @@ _DECAYS = "decay", "beta", "multi_avg_fn", "avg_fn"
 def followers(
     model: nn.Module, values: Mapping[Tensor, Tensor], averages: Iterable[Any] = ()
 ) -> tuple[dict[Tensor, Tensor], Callable[[], None]]:
-    """Let the averages of a model begin again from its values after a change, whole.
+    """Plan the restart of the averages of a model from its values after a change.
 
     Args:
         model: The model, with any averages that it holds itself: torch's `AveragedModel`, `ModelEmaV3` of timm,
             `EMAModel` of diffusers, `ExponentialMovingAverage` of torch_ema, `EMA` of ema_pytorch and the like.
         values: New values of tensors of the model.
-        averages: Further ones; also copies of the model or of a part of it, tensors by name, or tensors in the order of
-            the parameters.
+        averages: Further averages: such objects, copies of the model or of a part of it, tensors by name, or tensors in
+            the order of the parameters.
 
     Returns:
-        New values by tensor, and a function that resets counters that are no tensors.
+        New values by tensor, and a function that resets counters that are not tensors.
     """
     new, resets = dict[Tensor, Tensor](), list[tuple[Any, str, Any]]()
     for average, pairs in averages_of(model, averages):
@@ -56,9 +56,9 @@ def followers(
 
 @torch.no_grad()
 def averages_of(model: nn.Module, averages: Iterable[Any] = ()) -> Iterator[tuple[Any, list[tuple[Tensor, Tensor]]]]:
-    """Go through averages of a model, given ones and those that it holds: each, and its tensors with the model's.
+    """Iterate over the averages of a model, given and held by it, each with its pairs of tensors (average, model).
 
-    Raises a ValueError if one of `averages` has not the shapes of the model, or of a part of it.
+    Raises a ValueError if one of `averages` does not have the shapes of the model or of a part of it.
     """
     given = list(averages)
     for average, pairs in _paired(model, given):
@@ -70,7 +70,7 @@ def averages_of(model: nn.Module, averages: Iterable[Any] = ()) -> Iterator[tupl
 
 @torch.no_grad()
 def averages_by_model(models: nn.ModuleList, averages: Sequence[Any]) -> list[list[Any]]:
-    """Return the given averages of each of several models; those of all, or of none that is known, are of each."""
+    """Assign given averages to several models; an average of all of them, or of none of them, goes to each."""
     tensors = {id(average): {tensor for _, tensor in pairs or ()} for average, pairs in _paired(models, averages)}
     own = [{tensor for _, tensor in _stored(model)} for model in models]
     return [[one for one in averages if not tensors[id(one)] or tensors[id(one)] & each] for each in own]
@@ -84,7 +84,7 @@ def _paired(model: nn.Module, given: Iterable[Any]) -> Iterator[tuple[Any, list[
 
 
 def averages_in(things: Iterable[Any]) -> list[Any]:
-    """Return the averages among the attributes of objects, and of the parts of modules."""
+    """Return the averages among the attributes of objects and of submodules."""
     found: dict[int, Any] = {}
     for thing in things:
         parts = list(thing.modules()) if isinstance(thing, nn.Module) else [thing]
@@ -122,22 +122,22 @@ def is_average(thing: Any) -> bool:
 
 
 def networks_of(averages: Iterable[Any]) -> list[nn.Module]:
-    """Return the averaged networks of averages that have one, and those that are networks."""
+    """Return the averaged networks: those that averages hold, and averages that are networks themselves."""
     found = (_inner(one) if is_average(one) else one for one in averages)
     return [network for network in found if isinstance(network, nn.Module)]
 
 
 def averaged(model: nn.Module) -> set[Tensor]:
-    """Return the parameters of the averages that a model holds: no optimizer trains them."""
+    """Return the parameters of the averages that a model holds, which no optimizer trains."""
     return {parameter for network in networks_of(averages_in([model])) for parameter in network.parameters()}
 
 
 @torch.no_grad()
 def unknown_copies(model: nn.Module) -> list[str]:
-    """Say which parts of a model may be averages that do not begin again, in at most one sentence.
+    """Name parts of a model that may be averages which do not restart, in at most one sentence.
 
-    They are parts, buffers, or tensors in attributes, with the shapes of a trained part and values near its values, as
-    those of an average are and those of a teacher are not, which no optimizer trains.
+    Candidates are untrained submodules, buffers and tensors in attributes with the shapes of a trained part and values
+    near its values. The values of an average are near, those of a teacher are not.
     """
     known = averaged(model)
     parts = {plain(path): part for path, part in model.named_modules()}
@@ -151,11 +151,11 @@ def unknown_copies(model: nn.Module) -> list[str]:
     def depth(path: str) -> int:
         return len(path.split(".")) if path else 0
 
-    for _, level in groupby(sorted(parts, key=depth), depth):  # parts of what is found are not looked at
+    for _, level in groupby(sorted(parts, key=depth), depth):  # parts of a candidate are not candidates
         alike: list[tuple[list[str], Sequence[Tensor]]] = []
         for path in level:
             part = parts[path]
-            if path.startswith(frozen):  # copies that are to stay
+            if path.startswith(frozen):  # copies that must stay
                 continue
             if is_average(part) or known.intersection(part.parameters()):
                 continue
@@ -185,7 +185,7 @@ def _shapes(tensors: Iterable[Tensor]) -> tuple[torch.Size, ...]:
 def _are_near(
     groups: Sequence[Sequence[Tensor]], trained: Mapping[tuple[torch.Size, ...], Sequence[Sequence[Tensor]]]
 ) -> list[bool]:
-    """Return whether tensors have the shapes of those of a trained part, and are nearer to them than to zero."""
+    """Return whether tensors have the shapes of a trained part and are nearer to its values than to zero."""
     pairs = [(n, group, weights) for n, group in enumerate(groups) for weights in trained.get(_shapes(group), ())]
     moves = [_distance(a, b) for _, group, weights in pairs for a, b in zip(group, weights, strict=True)]
     known = dict.fromkeys(weight for *_, weights in pairs for weight in weights)
@@ -227,7 +227,8 @@ def _named(average: Any) -> Mapping[str, Tensor] | list[Tensor] | None:
 def _pairs(average: Any, parts: Sequence[nn.Module]) -> list[tuple[Tensor, Tensor]] | None:
     """Pair the tensors of an average with those of the part that it averages.
 
-    Of several alike it is the nearest one that is trained: a target network may be nearer, as it is an average itself.
+    Of several parts with the same shapes, take the nearest trained one: a target network, itself an average, may be
+    nearer.
     """
     kept = _named(average)
     inner = _inner(average) if is_average(average) else average if isinstance(average, nn.Module) else None

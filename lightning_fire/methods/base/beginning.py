@@ -1,4 +1,4 @@
-"""What an optimizer begins with: learned from small new ones, and given to parameters whose weights are new."""
+"""Initial state of an optimizer: found by stepping small new optimizers, and given to parameters with new weights."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,17 +22,18 @@ ABSENT = object()
 
 @dataclass(frozen=True)
 class Beginning:
-    """What an optimizer begins with.
+    """Initial state of an optimizer.
 
     Attributes:
-        groups: Of each parameter group, the entries that steps write, such as a step count, with their first values;
-            `ABSENT` where the first step makes them.
-        shared: The part of its state that belongs to no parameter.
-        attributes: First values of its attributes that steps change, such as a step count.
-        entries: The value with which an entry of the state of a parameter begins, by its path in that state: a number,
-            `"weight"` for a copy of the parameter, None for others.
-        at_once: Whether the state of a parameter is made before the first step.
-        tried: Whether steps have shown all that; otherwise, as where they need second derivatives, `at_once` is known.
+        groups: For each parameter group, the initial values of entries that steps write, such as a step count; `ABSENT`
+            where the first step creates them.
+        shared: State that belongs to no parameter.
+        attributes: Initial values of attributes that steps change, such as a step count.
+        entries: Initial value of each entry of a parameter's state, by its path in that state: a number, `"weight"` for
+            a copy of the parameter, None if neither.
+        at_once: Whether the state of a parameter is created before the first step.
+        tried: Whether small optimizers could be stepped; if not, e.g. where steps need second derivatives, only
+            `at_once` is known.
     """
 
     groups: Sequence[Mapping[str, Any]]
@@ -45,13 +46,14 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of an optimizer and of those in it.
+    """Initial states of an optimizer and of the optimizers that it wraps.
 
     Attributes:
         root: The optimizer.
-        parts: It and those in it, each with what it begins with; None if no small one of the class of `root` works.
-        as_new: Whether the steps after a beginning are those of a new optimizer, by whether all parameters begin; None
-            if they fail.
+        parts: The optimizer and those that it wraps, each with its initial state; None if no small one of the class of
+            `root` works.
+        as_new: Whether the steps after a restart equal those of a new optimizer, by whether all parameters restart;
+            None if they fail.
     """
 
     root: Optimizer
@@ -64,9 +66,9 @@ class Known:
         return all(beginning is not None and beginning.tried for _, beginning in self.parts)
 
     def steps_as_new(self, every: bool) -> bool | None:
-        """Return whether small optimizers step as new ones after all parameters, or each second, begin again.
+        """Return whether small optimizers step like new ones after the restart of all, or of every second, parameter.
 
-        Returns None if the step after that fails.
+        Returns None if that step fails.
         """
         if every not in self.as_new:
             try:
@@ -87,9 +89,9 @@ _learned: WeakKeyDictionary[Any, tuple[list[Beginning | None], dict[bool, bool |
 
 
 def known(optimizer: Optimizer) -> list[Known]:
-    """Return what is known of an optimizer; where that is nothing, also of each optimizer in it by itself.
+    """Find the initial state of an optimizer; if that fails, of each optimizer that it wraps.
 
-    It is learned once for an optimizer, from steps of small ones of its class.
+    Found once per optimizer, from steps of small ones of its class.
     """
     if type(optimizer) in _WITHOUT_SURPRISE and not any(group.get("dampening") for group in optimizer.param_groups):
         return [
@@ -114,9 +116,9 @@ def known(optimizer: Optimizer) -> list[Known]:
 
 
 def begin(what: Known, chosen: set[Tensor] | None) -> None:
-    """Give parameters, by default all, what a new optimizer gives them.
+    """Reset the state of parameters, by default all, to that of a new optimizer.
 
-    Entries of a group go back to their first values if all of its parameters that have a state are chosen.
+    Entries of a group are reset if all of its parameters that have a state are chosen.
     """
     stepped = {key for part, _ in what.parts for key in part.state if isinstance(key, Tensor)}
     for part, beginning in what.parts:
@@ -143,7 +145,7 @@ def begin(what: Known, chosen: set[Tensor] | None) -> None:
 
 
 def parts_of(optimizers: Optimizers) -> list[tuple[Optimizer, Beginning | None]]:
-    """Return optimizers and those in them, each with what it begins with, None where that is not known."""
+    """Return optimizers and those that they wrap, each with its initial state, None if unknown."""
     plain = [one for one in listed(optimizers) if is_plain(one)]
     others = [known(one) for one in listed(optimizers) if one not in plain]
     return [*((one, None) for one in plain), *(part for found in others for what in found for part in what.parts)]
@@ -157,10 +159,10 @@ def is_plain(optimizer: Optimizer) -> bool:
 def starts_in(
     parts: Sequence[tuple[Optimizer, Beginning | None]], parameter: Tensor
 ) -> Iterator[tuple[Tensor, Start, Optimizer]]:
-    """Go through the tensors in the state of a parameter that have an entry for each of its own.
+    """Iterate over the tensors in the state of a parameter that have its shape.
 
     Yields:
-        The tensor, with which value its entries begin, and the optimizer. Where nothing is known, that value is 0.
+        The tensor, its initial value (0 if unknown), and the optimizer.
     """
     seen = set()
     for part, beginning in parts:
@@ -172,7 +174,7 @@ def starts_in(
 
 
 def tensors_in(state: Any, parameter: Tensor, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Go through the tensors of a state that have an entry for each of a parameter, in its shape, by path."""
+    """Iterate over the tensors of a state that have the shape of a parameter, by path."""
     if isinstance(state, Mapping | list | tuple | deque):
         for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
             yield from tensors_in(value, parameter, (*path, key))
@@ -184,7 +186,7 @@ def tensors_in(state: Any, parameter: Tensor, path: Path = ()) -> Iterator[tuple
 
 
 def _beginnings(optimizer: Optimizer) -> Iterator[Beginning]:
-    """Make a small optimizer and step it, first without gradients; what it begins with is what these steps leave."""
+    """Find the initial state: make a small optimizer and step it, first without gradients."""
     new = new_like(optimizer, small)
     parts, parameters = with_inner([new]), in_order(new)
     groups = [[_copied(group) for group in part.param_groups] for part in parts]
@@ -222,7 +224,7 @@ def _steps_as_new(what: Known, every: bool) -> bool:
     for group, former in zip(old.param_groups, settings, strict=True):
         names = (arguments_of(old) & former.keys()) - {"params"}
         if any(former[name] is not None and not _same(group[name], former[name]) for name in names):
-            return False  # steps change its settings, which stay
+            return False  # settings that steps change are kept
     parameters = in_order(old)
     chosen = parameters if every else parameters[::2]
     before = [parameter.detach().clone() for parameter in chosen]
@@ -264,7 +266,7 @@ def _start(value: Tensor, before: Tensor, after: Tensor) -> Start:
 
 
 def _own(optimizer: Optimizer, group: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a group that steps have changed, with their first values; settings are not among them."""
+    """Return the entries of a group that steps have changed, settings excluded, with their initial values."""
     settings = {"params", "lr"} | arguments_of(optimizer)
     changed = [key for key, value in group.items() if key not in settings and not _same(value, before.get(key, ABSENT))]
     return {key: before.get(key, ABSENT) for key in changed}

@@ -23,28 +23,29 @@ from lightning_fire.methods.base.report import COLUMNS, Report, differences, mat
 from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import Weights, WeightView
 
-_ENTRIES = 2**22  # of a batch, 16 MB in float32: larger matrices fill a GPU alone
+_ENTRIES = 2**22  # entries of a batch, 16 MB in float32: one larger matrix fills a GPU
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a model that is computed and not yet made.
+    """A change of a model, computed and not yet written.
 
     Args:
         values: New values by tensor, each of its shape and sharded as it is.
-        report: What to report. Default: deviation from isometry and squared Frobenius error of the weights in `values`.
+        report: The report. Default: deviation from isometry and squared Frobenius error of the weights in `values`.
         weights: Views of the weights that `report` is about.
-        then: Runs after the values are written. It must be idempotent, as it is called a second time after Ctrl-C.
-            After an error in it, `values` and `parts` are restored; for what else it changes give `guards`.
+        then: Runs after the values are written. It must be idempotent: it is called again after Ctrl-C. If it raises,
+            `values` and `parts` are restored; for anything else that it changes give `guards`.
         left_out: Sentences on what is not changed, and why.
         touched: Tensors whose optimizer state is dropped, by the policy of the method. Default: those in `values`.
         parts: New values of parts of further tensors.
-        guards: Functions that return context managers, which are entered before the first write and restore after an
-            error what `then` changes.
-        check: Runs when the change is complete, e.g. to verify after the next optimizer step that it has lasted.
+        guards: Functions that return context managers. They are entered before the first write and, after an error,
+            restore what `then` has changed.
+        check: Runs when the change is complete, e.g. to verify after the next optimizer step that the weights are still
+            the new ones.
 
     Raises:
-        TypeError: If something else than tensors by tensor is given.
+        TypeError: If `values` is not a mapping from tensors to tensors.
         ValueError: If a new value has another shape than its tensor.
     """
 
@@ -71,7 +72,7 @@ class Change:
     def followed_by(
         self, *calls: Callable[[], object], guard: Callable[[], AbstractContextManager[None]] | None = None
     ) -> "Change":
-        """Return a change with calls after `then`, idempotent ones, and with a further guard."""
+        """Return a change with idempotent calls added after `then`, and with a further guard."""
 
         def in_order() -> None:
             for call in (self.then, *calls):
@@ -80,7 +81,7 @@ class Change:
         return replace(self, then=in_order, guards=(*self.guards, *([] if guard is None else [guard])))
 
     def apply(self) -> Report:
-        """Warn of what is left out, and make the change."""
+        """Warn about what is left out, then make the change."""
         for sentence in self.left_out if rank() == 0 else ():
             show_warning(f"the change {sentence}")
         self.make()
@@ -90,8 +91,7 @@ class Change:
     def make(self) -> None:
         """Write the new values in place, then call `then`. A second call changes nothing.
 
-        After an error everything is as before. If Ctrl-C arrives in the meantime, the change is completed before it is
-        raised.
+        After an error everything is restored. After Ctrl-C the change is completed before KeyboardInterrupt is raised.
         """
         with ExitStack() as stack:
             stack.enter_context(same_tensors_after_error(self.values))
@@ -122,11 +122,11 @@ def change_weights(
     measure: bool = True,
     others: Mapping[Tensor, Tensor] | None = None,
 ) -> Change:
-    """Compute a new weight of the same shape, (out, in / groups, *kernel), for each of at least one, if all are finite.
+    """Compute a new weight of the same shape, (out, in / groups, *kernel), for each given weight; all must be finite.
 
-    `new_weights` gets weights of one shape: several on a GPU, which small products do not fill, one on a CPU. With
-    `share_work` each rank computes some of them and sends them to the others; all ranks must call this then and have
-    the same weights. `others` are new values of further tensors.
+    `new_weights` gets weights of one shape: several on a GPU, as one small product does not fill it, one on a CPU. With
+    `share_work` each rank computes some of them and sends them to the others: all ranks must call this and have the
+    same weights. `others` are new values of further tensors.
     """
     ranks = world_size() if share_work else 1
     own = rank() if share_work else 0
@@ -134,7 +134,7 @@ def change_weights(
     # Sharded weights are gathered by all ranks together, before each goes its own way; others are not copied.
     read = {index: whole for index, whole in enumerate(map(WeightView.read, weights)) if owners[index] == own}
     rows = torch.zeros(len(weights), len(COLUMNS), device=weights[0].parameter.device)
-    require_finite(  # zeros, for what another rank looks at
+    require_finite(  # zeros for weights of other ranks
         {view.name: read.get(index, rows) for index, view in enumerate(weights)}, ranks > 1
     )
     parameters: list[Tensor] = list(dict.fromkeys(view.parameter for view in weights))
@@ -175,7 +175,7 @@ def new_values(pairs: Iterable[tuple[Tensor, Tensor]]) -> dict[Tensor, Tensor]:
 
 @torch.no_grad()
 def measured(change: Change, model: nn.Module, measure: bool = True) -> Change:
-    """Return a change with a report on the weights of `Weights()` that it changes, unless it has a report already."""
+    """Add a report on the weights of `Weights()` that a change replaces, unless it has a report."""
     if change.report is not None:
         return change
     weights = measurable(model, change.values) if measure and change.values else ()
@@ -192,7 +192,7 @@ def measured(change: Change, model: nn.Module, measure: bool = True) -> Change:
 
 
 def measurable(model: nn.Module, touched: Collection[Tensor]) -> Sequence[WeightView]:
-    """Return the weights of a model to report on: those of `Weights()`, none where that finds none."""
+    """Return the weights of a model to report on: those of `Weights()`, or none if it finds none."""
     try:
         return [view for view in Weights().select(model) if view.parameter in touched]
     except ValueError:
@@ -202,7 +202,8 @@ def measurable(model: nn.Module, touched: Collection[Tensor]) -> Sequence[Weight
 def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> None:
     """Raise a ValueError that names each tensor that holds a NaN or Inf, on all ranks that share the work.
 
-    Of sharded ones, each rank looks at its part. `by_ranks`: each rank has something finite for those it does not see.
+    Each rank checks its part of sharded tensors. `by_ranks`: each rank holds finite placeholders for the weights of
+    others.
     """
     found = [~_is_finite(tensor) for tensor in tensors.values()]  # on the devices of the tensors
     flags = torch.stack([flag.to(found[0].device) for flag in found]).int()
@@ -216,9 +217,9 @@ def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> Non
 
 
 def _batches(weights: Sequence[WeightView], numbers: Iterable[int]) -> list[list[int]]:
-    """Return the numbers of weights that are treated together: of one shape on a GPU, else one by one.
+    """Return the indices of weights that are computed together: those of one shape on a GPU, otherwise one by one.
 
-    Sharded ones are treated one by one, too, as each is gathered as a whole.
+    Sharded ones are computed one by one, too, as each is gathered whole.
     """
     batches: list[list[int]] = []
     last: dict[Any, list[int]] = {}
@@ -254,7 +255,7 @@ def _spectra(weights: Sequence[WeightView]) -> dict[str, Tensor]:
 
 
 def cost(shape: Sequence[int]) -> int:
-    """Return what a new weight costs relative to others: the multiplications of one Gram matrix."""
+    """Relative cost of a new weight: the multiplications of one Gram matrix."""
     return math.prod(shape) * min(shape[:2])
 
 
@@ -271,7 +272,7 @@ def _exchange(weights: Sequence[WeightView], owners: Sequence[int], own: int, ke
 
 
 def _is_finite(tensor: Tensor) -> Tensor:
-    """Return whether all entries are finite, by the extremes: ten times as fast."""
+    """Return whether all entries are finite, by minimum and maximum: ten times as fast as `isfinite`."""
     tensor = local(tensor)
     if tensor.is_complex() or not tensor.numel():
         return tensor.isfinite().all()

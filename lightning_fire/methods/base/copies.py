@@ -17,19 +17,19 @@ _DEPTH = 6  # of containers and objects in an optimizer
 
 @torch.no_grad()
 def copies_in(optimizers: Optimizers, weights: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
-    """Find the copies of weights from which optimizers step: tensors of the same shape that round to the same values.
+    """Find copies of weights that optimizers step, such as float32 master weights: same shape, equal after rounding.
 
-    They are looked for in everything that the optimizers hold, but their `state`. A weight that an optimizer steps has
-    its copies there: equal tensors of another optimizer belong to another model, as to another member of an ensemble,
-    and so does what one optimizer steps beside it. Other weights have copies of higher precision alone. Copies of
-    weights with equal values are assigned in their order.
+    Everything that the optimizers hold is searched, except their `state`. Copies of a weight that an optimizer steps
+    are searched in that optimizer only, and not among its parameters: other equal tensors belong to another model, such
+    as another member of an ensemble. Copies of other weights must have a higher precision. Copies of weights with equal
+    values are assigned in order.
 
     Args:
         optimizers: One or several.
         weights: All parameters of a model.
 
     Returns:
-        The copies of each weight that has some.
+        The copies by weight, for weights that have some.
     """
     given, own = listed(optimizers), list(dict.fromkeys(weights))
     known = {id(weight) for weight in own}
@@ -69,7 +69,7 @@ def copies_in(optimizers: Optimizers, weights: Iterable[Tensor]) -> dict[Tensor,
 
 
 def _tensors(value: Any, seen: set[int], depth: int) -> Iterator[Tensor]:
-    """Go through the tensors that an optimizer, a container or a plain object holds."""
+    """Iterate over the tensors that an optimizer, a container or a plain object holds."""
     if id(value) in seen or depth < 0:
         return
     seen.add(id(value))

@@ -1,4 +1,4 @@
-"""Forward passes that are not part of training: they do not count for hidden units, and leave modes as they are."""
+"""Forward passes outside of training: statistics of hidden units ignore them, and modes are restored."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _ignored: ContextVar[tuple[nn.Module, ...]] = ContextVar("ignored", default=())
 
 @contextlib.contextmanager
 def ignored_passes(model: nn.Module) -> Iterator[None]:
-    """Context manager: forward passes of a model in this thread do not count for the statistics of hidden units."""
+    """Context manager: statistics of hidden units ignore forward passes of a model in this thread."""
     token = _ignored.set((*_ignored.get(), *model.modules()))
     try:
         yield

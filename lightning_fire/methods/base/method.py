@@ -1,4 +1,4 @@
-"""Base classes of all methods: what acts at an event, and what acts at each step of training."""
+"""Base classes of all methods: those that act at events, and those that act at each step."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,13 +33,13 @@ from lightning_fire.where.trained import leaves_out
 
 
 class Method(OfOneLibrary):
-    """Base class of all methods. A method is a value: what to change, with its numbers, before any model exists.
+    """Base class of all methods. A method holds settings and no model.
 
     Attributes:
         name: First part of the keys of its metrics, and its name in recipes.
         where: The selection that it acts on; None: `default_where`.
         default_where: What `where=None` stands for; None: everything.
-        kind: A selection of the kind that `where` must be, if that is not `default_where`.
+        kind: A selection whose class `where` must have, if not that of `default_where`.
         acts_on_shards: Whether it can act where the weights are sharded (DTensor).
         needs_initial_values: Whether it uses `Training.initial`.
     """
@@ -52,7 +52,7 @@ class Method(OfOneLibrary):
     needs_initial_values: Any = False
 
     def __post_init__(self) -> None:
-        """Check what all methods have in common; dataclasses call it at the end of their construction."""
+        """Check the settings that all methods share; dataclasses call it after `__init__`."""
         for name, value in vars(self).items():
             kind, given = type(self).__name__, type(value).__name__
             if isinstance(value, Schedule):
@@ -74,9 +74,9 @@ class Method(OfOneLibrary):
         return where if where is None or kind is None else checked(where, kind)
 
     def check(self, model: nn.Module) -> Sequence[str]:
-        """Check before training that it can act on a model, and return sentences on what no optimizer trains.
+        """Check before training that it can act on a model; return sentences on weights that no optimizer trains.
 
-        Warns of other weights that the selection leaves out, such as those of an unknown layout.
+        Warns about weights that the selection cannot take, such as those of an unknown layout.
 
         Raises:
             ValueError: If nothing is selected.
@@ -89,12 +89,12 @@ class Method(OfOneLibrary):
         return leaves_out(getattr(selection, "untrained", ()))
 
     def table(self, model: nn.Module) -> str:
-        """Return a table of what it acts on, and why not on the rest; empty without a selection."""
+        """Return a table of what it acts on, with reasons for the rest; empty without a selection."""
         selection = self.selection
         return "" if selection is None else f"{type(self).__name__}(where={selection})\n{selection.select(model)}"
 
     def _require_whole(self, model: nn.Module) -> None:
-        """Raise a ValueError if the weights of a model are sharded, and this method needs whole ones."""
+        """Raise a ValueError if the weights of a model are sharded and this method needs whole ones."""
         check_model(model)
         if not self.acts_on_shards and any(map(is_sharded, model.parameters())):
             raise ValueError(
@@ -104,20 +104,20 @@ class Method(OfOneLibrary):
 
     @property
     def identity(self) -> str:
-        """What distinguishes it from other methods of its class in a checkpoint, the same in every process."""
+        """Key of this method among others of its class in a checkpoint; equal in all processes."""
         return "" if self.selection is None else repr(self.selection)
 
 
 class EventMethod(Method):
-    """Base class of methods that change a model at an event. A method of your own needs `name` and `plan` alone.
+    """Base class of methods that change a model at an event. Your own method needs only `name` and `plan`.
 
     Attributes:
-        when: The schedule where none is given.
+        when: Default schedule.
         optimizer_state: Whose optimizer state an event drops: `keep`, `touched` or `all`; often an argument.
-        changes_weights: Whether it changes weights, which some given optimizer must train then.
+        changes_weights: Whether it changes weights; given optimizers must then train some of them.
         changes_output: Whether an event changes the output of the network: target networks follow.
-        remakes_network: Whether the result counts as another network: averages of weights and best scores of other
-            callbacks start again with it.
+        remakes_network: Whether the result counts as a new network: averages of weights and best scores of other
+            callbacks restart.
         measures_curvature: Whether λ_max is logged by default.
 
     Example:
@@ -143,30 +143,30 @@ class EventMethod(Method):
         check_policy(self.optimizer_state)
 
     def check(self, model: nn.Module) -> Sequence[str]:
-        """Also name what may be averages of the model that do not begin again."""
+        """Also name parts that may be averages of the model which do not restart."""
         return [*super().check(model), *(unknown_copies(model) if self.remakes_network else ())]
 
     def selected(self, model: nn.Module, training: Training) -> str:
-        """Return in a few words what it acts on, such as the number of units, when training starts."""
+        """Describe briefly what it acts on, such as the number of units, when training starts."""
         return ""
 
     def prepare(self, model: nn.Module) -> None:
         """Hook: change the structure of a model before its optimizers are made and a checkpoint is loaded."""
 
     def plan(self, model: nn.Module, training: Training) -> Change:
-        """Compute every new value, and change nothing. Selections take only what the optimizers train."""
+        """Compute every new value without changing the model. Selections take only what the optimizers train."""
         raise NotImplementedError
 
     def __call__(self, model: nn.Module | Sequence[nn.Module], training: Loop | None = None) -> Report:
         """Change a model in place.
 
         Args:
-            model: Any module. Of a list of them, such as an actor and a critic, each is changed as a network of its
-                own, all or none; names in the report and of initial values begin with the number of the model, `0.`.
+            model: Any module. In a list, such as `[actor, critic]`, each is changed as a separate network, all or none;
+                names in the report and of initial values start with the index of the model, `0.`.
             training: The loop that trains it. Default: `Loop()`.
 
         Returns:
-            Of a change of weights: deviation from isometry before and after, squared Frobenius error, and seconds, of
+            For a change of weights: deviation from isometry before and after, squared Frobenius error, and seconds, of
             all weights and by weight.
 
         Raises:
@@ -174,7 +174,7 @@ class EventMethod(Method):
             ValueError: If nothing is selected, the optimizers train nothing of it, or a weight has a NaN or Inf. The
                 model is unchanged then.
         """
-        if isinstance(training, dict):  # with the variables of a loop, local and global
+        if isinstance(training, dict):  # shown with the local and global variables of a loop
             raise WrongLibrary(self, "__call__")
         training, whole = _checked(training), as_one(model)
         self._require_whole(whole)
@@ -187,7 +187,7 @@ class EventMethod(Method):
 
 
 def schedule_of(method: Any, when: Schedule | Sequence[Schedule] | None, default: Schedule | None = None) -> Schedule:
-    """Return the schedule of a method in a callback: the given one, `default`, or its own; never, if it has no events.
+    """Schedule of a method in a callback: the given one, `default`, or its own; never due for a method without events.
 
     Raises:
         TypeError: If `method` is not a method, or `when` not a schedule.
@@ -204,7 +204,7 @@ def schedule_of(method: Any, when: Schedule | Sequence[Schedule] | None, default
 
 
 def planned(method: EventMethod, model: nn.Module, training: Training) -> Change:
-    """Compute the change of an event, measured unless the method has done so, with the drop of optimizer state."""
+    """Compute the change of an event, with a report and the reset of optimizer state."""
     start = time.perf_counter()
     check_policy(method.optimizer_state)
     with _training_of(method, model, training):
@@ -263,10 +263,10 @@ def _training_of(method: EventMethod, model: nn.Module, training: Training) -> A
 
 
 class StepMethod(Method):
-    """Base class of methods that act at each optimizer step. One of your own needs `name` and `begin` alone."""
+    """Base class of methods that act at each optimizer step. Your own method needs only `name` and `begin`."""
 
     def attach(self, model: nn.Module, training: Training | None = None) -> "Attached":
-        """Begin to act on a model.
+        """Start to act on a model.
 
         Args:
             model: Any module.
@@ -282,15 +282,15 @@ class StepMethod(Method):
             return self.begin(model, training)
 
     def begin(self, model: nn.Module, training: Training) -> "Attached":
-        """Hook of `attach`, in which selections take only what the optimizers train."""
+        """Hook of `attach`. Selections take only what the optimizers train."""
         raise NotImplementedError
 
 
 class Attached:
-    """A `StepMethod` at work on a model: `before_step(optimizer)`, `optimizer.step()`, `after_step()`.
+    """A `StepMethod` attached to a model: `before_step(optimizer)`, `optimizer.step()`, `after_step()`.
 
     Attributes:
-        watching: Whether forward passes count, for methods that watch hidden units.
+        watching: Whether methods that watch hidden units count forward passes.
     """
 
     watching = True
@@ -300,14 +300,14 @@ class Attached:
 
         Args:
             optimizer: The optimizer that is about to step. Default: all of them.
-            gradient_scale: Factor that is on the gradients, as of a `GradScaler` before `unscale_`.
+            gradient_scale: Factor still contained in the gradients, as with a `GradScaler` before `unscale_`.
         """
 
     def after_step(self) -> None:
         """Hook: called after each optimizer step, on all ranks."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return present values to log, by name."""
+        """Return current values to log, by name."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -318,7 +318,7 @@ class Attached:
         """Restore a `state_dict`. A missing entry keeps its initial value."""
 
     def selected(self) -> str:
-        """Return in a few words what it acts on, such as the number of units."""
+        """Describe briefly what it acts on, such as the number of units."""
         return ""
 
     def close(self) -> None:
@@ -335,14 +335,14 @@ def _checked(training: Any) -> Any:
 
 @contextmanager
 def _only_looking(model: nn.Module) -> Iterator[None]:
-    """Context manager: passes of a model restore its buffers, and do not count for methods at work on it."""
+    """Context manager: passes of a model leave its buffers and the statistics of attached methods unchanged."""
     with torch.inference_mode(False), same_buffers(model), ignored_passes(model):
         yield
 
 
 @contextmanager
 def same_buffers(model: nn.Module) -> Iterator[None]:
-    """Context manager: restore buffers, such as the statistics of BatchNorm, which a forward pass moves."""
+    """Context manager: restore buffers that a forward pass changes, such as the statistics of BatchNorm."""
     check_model(model)
     buffers = [distinct(buffer) for buffer in model.buffers() if not is_lazy(buffer)]
     former = [(buffer, ..., buffer.clone()) for buffer in buffers]

@@ -1,4 +1,4 @@
-"""New optimizers of the class and with the settings of others, most of them small, to learn what a new one does."""
+"""New optimizers with the class and settings of given ones, mostly small, to find out how a new one steps."""
 
 import inspect
 import warnings
@@ -16,7 +16,7 @@ Parameters = Callable[[Mapping[str, Any]], list[Tensor]]  # of a parameter group
 
 
 def new_like(optimizer: Optimizer, parameters: Parameters) -> Optimizer:
-    """Make a new optimizer of the same class, with the settings of an optimizer, and of one that it wraps.
+    """Make a new optimizer with the class and settings of a given one, and of one that it wraps.
 
     Args:
         optimizer: The optimizer.
@@ -46,7 +46,7 @@ def small(group: Mapping[str, Any]) -> list[Tensor]:
 
 
 def in_order(optimizer: Optimizer) -> list[Tensor]:
-    """Return the parameters that an optimizer steps, in its order."""
+    """Return the parameters that an optimizer steps, in order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -63,7 +63,7 @@ def step(optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
 
 
 def warm_up(optimizer: Optimizer) -> None:
-    """Step an optimizer with one gradient until all that it counts and adapts has changed."""
+    """Step an optimizer with one gradient until all its counters and adaptive settings have changed."""
     gradients = [torch.randn_like(parameter) for parameter in in_order(optimizer)]
     for _ in range(20):
         step(optimizer, gradients)

@@ -1,4 +1,4 @@
-"""Metrics of what one step of gradient descent does to a loss: optimization readiness and critical sharpness."""
+"""Metrics of one gradient step on a loss: optimization readiness and critical sharpness."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -8,11 +8,11 @@ from torch import Tensor
 from lightning_fire.functional import CriticalSharpness, critical_sharpness, optimization_readiness_of
 from lightning_fire.methods.base.all_or_nothing import insist
 
-Mean = Callable[[Tensor], Tensor]  # over ranks, all of which call it
+Mean = Callable[[Tensor], Tensor]  # mean over ranks, called by all of them
 
 
 def alone(tensor: Tensor) -> Tensor:
-    """Return the mean over one rank, a tensor itself."""
+    """Mean over a single rank: the tensor itself."""
     return tensor
 
 
@@ -20,7 +20,8 @@ def readiness(gradients: Iterable[Sequence[Tensor]], mean: Mean = alone, ranks: 
     """Return the optimization readiness.
 
     Args:
-        gradients: For each batch the gradient by each parameter; at least 2 on all ranks together, as many on each.
+        gradients: For each batch the gradient with respect to each parameter; at least 2 over all ranks, equally many
+            on each.
         mean: Function that returns the mean of a tensor over ranks.
         ranks: Number of ranks.
     """
@@ -39,14 +40,14 @@ def readiness(gradients: Iterable[Sequence[Tensor]], mean: Mean = alone, ranks: 
 def sharpness_along(
     gradient: Sequence[Tensor], parameters: Sequence[Tensor], loss: Callable[[], Tensor | float], mean: Mean = alone
 ) -> CriticalSharpness:
-    """Return the critical sharpness against a gradient, from values of the loss at other values of the parameters.
+    """Return the critical sharpness along a negative gradient, by evaluating the loss at shifted parameters.
 
-    The parameters are changed in place, and restored to the bit. An error of the loss at a step counts as a rise.
+    The parameters are changed in place and restored exactly. If the loss raises at some shift, it counts as increased.
 
     Args:
-        gradient: Derivative of the loss by each parameter.
+        gradient: Gradient of the loss with respect to each parameter.
         parameters: The parameters.
-        loss: Function that returns the loss at their present values, the same each time.
+        loss: Deterministic function that returns the loss at their current values.
         mean: Function that returns the mean of a tensor over ranks.
 
     Raises:

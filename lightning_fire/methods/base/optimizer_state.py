@@ -17,27 +17,27 @@ OptimizerPolicy = Literal["keep", "touched", "all"]
 def reset_optimizer_state(
     optimizers: Optimizers, parameters: Iterable[Tensor] | None = None, zero: bool = False
 ) -> None:
-    """Give parameters, in their optimizers, what a new optimizer would give them. A second call changes nothing.
+    """Reset the optimizer state of parameters to that of a new optimizer. Idempotent.
 
-    State (moments, step counts) is dropped, so that the next step initializes it; state that the class makes at once is
-    made again, with new copies of weights. Step counts of a whole parameter group begin again if all its parameters do.
-    What a new optimizer does is learned from small ones of the same class with the same settings; a warning names an
-    optimizer whose next steps would differ from those of a new one.
+    State (moments, step counts) is dropped, so that the next step initializes it. State that the class creates in
+    `__init__` is created again, with new copies of weights. Step counts of a parameter group are reset if all its
+    parameters are. The initial state is found by stepping small optimizers of the same class with the same settings; a
+    warning names an optimizer whose next steps would differ from those of a new one.
 
-    State of optimizers that these wrap is dropped, too. The state of LBFGS belongs to all its parameters together and
-    is dropped if one of them is given. Fused SGD needs the momentum of all parameters of a group or of none: where
-    others keep theirs, that of a given one is set to 0. The next step is the same as without a momentum, but
-    `1 - dampening` times as large if SGD has a dampening. Learning rates, their schedulers and other settings stay.
+    State of wrapped optimizers is dropped, too. LBFGS has one state for all its parameters: it is dropped if any of
+    them is given. Fused SGD needs the momentum of all parameters of a group or of none: if others keep theirs, that of
+    a given one is set to 0; with a dampening its next step is `1 - dampening` times as large. Learning rates,
+    schedulers and other settings stay.
 
     Args:
-        optimizers: One or several, also of another library, see `listed`. Tensors kept outside their state are not
+        optimizers: One or several, also of another library, see `listed`. Tensors stored outside of their state are not
             dropped; a warning names them.
         parameters: The parameters whose state to drop. Default: all.
-        zero: Set the state to 0 in place instead of dropping it, step counts too, for code that keeps its tensors, such
-            as a captured CUDA graph.
+        zero: Set the state, step counts included, to 0 in place instead of dropping it, for code that holds its
+            tensors, such as a captured CUDA graph.
 
     Raises:
-        TypeError: If something else than an optimizer is given.
+        TypeError: If an object is not an optimizer.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1))
@@ -69,13 +69,13 @@ def reset_optimizer_state(
 
 
 def follow_policy(policy: OptimizerPolicy, optimizers: Optimizers, touched: Iterable[Tensor]) -> None:
-    """Drop optimizer state by an `optimizer_state` argument: none, that of the `touched` tensors, or all of it."""
+    """Drop optimizer state as an `optimizer_state` argument says: none, that of the `touched` tensors, or all."""
     if policy != "keep":
         reset_optimizer_state(optimizers, None if policy == "all" else touched)
 
 
 def _begin(what: Known, chosen: set[Tensor] | None) -> Iterator[str]:
-    """Let parameters begin again; yield a sentence if their next steps will not be those of a new optimizer."""
+    """Reset the state of parameters; yield a sentence if their next steps will differ from those of a new optimizer."""
     kind = type(what.root).__name__
     with_state = {key for part, _ in what.parts for key in part.state if isinstance(key, Tensor)}
     if chosen is not None and with_state and with_state <= chosen:
@@ -116,7 +116,7 @@ def _begin(what: Known, chosen: set[Tensor] | None) -> Iterator[str]:
 
 @torch.no_grad()
 def _rewrite(what: Known, chosen: set[Tensor] | None) -> None:
-    """Set state that a step needs to what it begins with."""
+    """Set state that a step needs to its initial value."""
     for parameter in stepped_by(what.root) if chosen is None else chosen:
         for tensor, start, _ in starts_in(what.parts, parameter):
             if start is not None:
@@ -148,7 +148,7 @@ def _zero(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
 def _kept_elsewhere(optimizer: Optimizer, touched: set[Tensor], given: set[Tensor]) -> list[str]:
     """Return the attributes that hold tensors as large as touched parameters, or as all parameters together.
 
-    Those among `given` are left out: copies of weights, which follow them.
+    Those among `given`, copies of weights that follow them, are excluded.
     """
     own, reached = stepped_by(optimizer), with_inner([optimizer])
     parameters = own | given
@@ -156,7 +156,7 @@ def _kept_elsewhere(optimizer: Optimizer, touched: set[Tensor], given: set[Tenso
     states, found = [id(one.state) for one in reached], []
     for one in reached if touched else ():
         if type(one).__name__ == "ZeroRedundancyOptimizer":
-            continue  # what it holds beside its inner optimizer is for checkpoints
+            continue  # its other attributes are for checkpoints
         for name, value in vars(one).items():
             if id(value) in states:
                 value = [kept for key, kept in value.items() if key not in parameters]

@@ -1,4 +1,4 @@
-"""The optimizers of a training: one, several, those in them, and what they step."""
+"""The optimizers of a training, those that they wrap, and their parameters."""
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
@@ -15,11 +15,11 @@ Optimizers = Optimizer | Iterable[Optimizer] | Mapping[Any, Optimizer]
 def listed(optimizers: Optimizers) -> list[Optimizer]:
     """Return one optimizer, several, or those of a mapping as a list.
 
-    An optimizer of another library is one if it has, as torch's do, `param_groups` and a `state` by parameter. What
-    Lightning has instead of an optimizer where a module has none is left out.
+    An object counts as an optimizer if it has `param_groups` and a `state` by parameter, as torch's have. Lightning's
+    placeholder for a module without optimizers is skipped.
 
     Raises:
-        TypeError: If something else is among them.
+        TypeError: If an object is not an optimizer.
     """
     given: list[Any] = [optimizers]
     if not _is_optimizer(optimizers) and isinstance(optimizers, Mapping):
@@ -38,9 +38,9 @@ def listed(optimizers: Optimizers) -> list[Optimizer]:
 
 
 def with_inner(optimizers: Optimizers) -> list[Optimizer]:
-    """Return optimizers, and those that they hold in attributes, as wrappers and ZeroRedundancyOptimizer do.
+    """Return optimizers and those in their attributes, as of wrappers and ZeroRedundancyOptimizer.
 
-    A wrapper of another library that shows the state of an optimizer of torch in it is left out.
+    Skips a wrapper of another library that only exposes the state of the torch optimizer in it.
     """
     found = listed(optimizers)
     for optimizer in found:  # grows
@@ -51,7 +51,7 @@ def with_inner(optimizers: Optimizers) -> list[Optimizer]:
 
 
 def parameters_of(optimizers: Optimizers) -> set[Tensor]:
-    """Return the parameters that optimizers step, and those that the optimizers in them step."""
+    """Return the parameters that optimizers and the optimizers they wrap step."""
     return set[Tensor]().union(*map(stepped_by, [*listed(optimizers), *with_inner(optimizers)]))
 
 
@@ -61,7 +61,7 @@ def stepped_by(optimizer: Optimizer) -> set[Tensor]:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """Go through what containers hold."""
+    """Iterate over the contents of nested containers."""
     if isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from leaves(item)

@@ -1,4 +1,4 @@
-"""Penalties on weights whose gradients are added in closed form, without a graph."""
+"""Penalties on weights, with gradients in closed form (no autograd graph)."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from lightning_fire.where import Weights, WeightView
 
 
 class Penalty(Attached):
-    """A penalty λ·P at work on parameters of a model. A method subclasses it: `penalty_of` and `gradient_of`."""
+    """A penalty λ·P attached to parameters of a model. Subclasses implement `penalty_of` and `gradient_of`."""
 
     def __init__(self, parameters: Mapping[str, Parameter], strength: float):
         self.parameters, self.strength = parameters, strength
@@ -22,12 +22,12 @@ class Penalty(Attached):
         raise NotImplementedError
 
     def gradient_of(self, name: str, weight: Tensor) -> Tensor:
-        """Return the gradient of the penalty P by one parameter, of its shape."""
+        """Return the gradient of the penalty P with respect to one parameter, of its shape."""
         raise NotImplementedError
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """Return λ·P, of all parameters together, as `penalty`."""
+        """Return λ·P, summed over all parameters, as `penalty`."""
         penalties = [self.penalty_of(name, parameter) for name, parameter in self.parameters.items()]
         total = sum(penalty.to(penalties[0].device) for penalty in penalties)  # parameters may be on several devices
         return {"penalty": self.strength * float(total)}
@@ -36,7 +36,7 @@ class Penalty(Attached):
     def before_step(self, optimizer: Optimizer | None = None, gradient_scale: float = 1.0) -> None:
         """Add the gradient of λ·P to `.grad`, which equals the penalty in the loss.
 
-        If none of the parameters has a gradient, none is made.
+        Parameters without a gradient get none if no parameter has one.
         """
         of = None if optimizer is None else {p for group in optimizer.param_groups for p in group["params"]}
         chosen = {name: p for name, p in self.parameters.items() if p.requires_grad and (of is None or p in of)}
@@ -60,7 +60,7 @@ class PenaltyMethod(StepMethod):
 
 
 def views_of_weights(model: nn.Module, where: Weights) -> dict[str, list[WeightView]]:
-    """Return the views of each selected weight by its name: one, or the selected parts of a fused weight."""
+    """Return the views of each selected weight by name: one, or several for the parts of a fused weight."""
     names: dict[Parameter, str] = {}
     views: dict[str, list[WeightView]] = {}
     for view in where.select(model):

@@ -1,4 +1,4 @@
-"""Metrics of the plasticity of a network as it is: of its weights, hidden units and last features."""
+"""Plasticity metrics of a network: of its weights, hidden units and last features."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def report_of_weights(model: nn.Module, weights: Sequence[WeightView] | None = N
 
 
 def report_of_units(layers: Sequence[UnitLayer], means: Tensor, threshold: float) -> Report:
-    """Return the dormant fraction of the layers of units that have run, from the mean |h| of all units, (units,)."""
+    """Return the dormant fraction of each layer that has run, from the mean |h| of all units, shape (units,)."""
     activities = means.split([layer.size for layer in layers])
     found = read([torch.stack([each.isnan().any(), dormant(each, threshold).sum()]) for each in activities])
     counts = {layer: number for layer, (is_nan, number) in zip(layers, found, strict=True) if not is_nan}

@@ -31,17 +31,17 @@ class Report:
     `report["sfe"]` reads a value, `print(report)` shows all of them.
 
     Attributes:
-        values: Metrics of all weights together, by name. Of a change of weights: the means over them of
-            `dfi_normalized_before` and `dfi_normalized_after`; the sum of `sfe`, and `sfe_normalized`, that sum through
-            the sum of ‖W‖_F²; `seconds`, the time it took.
+        values: Metrics over all weights, by name. For a change of weights: the means over them of
+            `dfi_normalized_before` and `dfi_normalized_after`; the sum of `sfe`, and `sfe_normalized`, that sum divided
+            by the sum of ‖W‖_F²; `seconds`, the duration.
         raw: Metrics that depend on the scale of the weights: `dfi_before` and `dfi_after`, each the mean over the
             weights of the mean over the kernel positions.
         layers: By metric, the value of each weight or layer by its name.
         zeros: Names of the weights that hold a matrix of zeros.
-        norm_ratio: Of a change of weights: the norm ‖W‖_F of all new weights together over that of the old ones.
-        advice: What to do if that ratio is large.
-        taken: How much of the model was changed, in words, such as `15 of 16 weight matrices, preset cnn`.
-        table: Of a change of weights: by column of `COLUMNS`, the value of each weight by its name.
+        norm_ratio: For a change of weights: the norm of all new weights divided by that of the old ones.
+        advice: Advice if that ratio is large.
+        taken: Description of the changed part of the model, such as `15 of 16 weight matrices, preset cnn`.
+        table: For a change of weights: the value of each weight, by column of `COLUMNS` and by name.
 
     Example:
         >>> report = Report(values={"sfe": 2.0}, layers={"sfe": {"0.weight": 2.0}})
@@ -66,13 +66,13 @@ class Report:
 
     @property
     def ending(self) -> str:
-        """What ends a line about an event: `norm × 1.7 (advice); 15 of 16 weight matrices, preset cnn`, if known."""
+        """End of a log line about an event: `norm × 1.7 (advice); 15 of 16 weight matrices, preset cnn`, if known."""
         norm = "" if self.norm_ratio is None else f"norm × {self.norm_ratio:.2g}"
         norm = f"{norm} ({self.advice})" if self.advice else norm
         return "; ".join(filter(None, [norm, self.taken]))
 
     def keyed(self, prefix: str, layers: bool = True) -> dict[str, float]:
-        """Return everything under the keys of a log.
+        """Return all metrics by log key.
 
         Args:
             prefix: First part of each key, such as `fire`.
@@ -86,7 +86,7 @@ class Report:
 
 
 def check_name(name: str | None) -> None:
-    """Raise a ValueError if a name cannot be the first part of keys."""
+    """Raise a TypeError or ValueError if a name cannot be the prefix of log keys."""
     if not isinstance(name, str | None):
         raise TypeError(f"`name` must be a text, got {name!r}")
     if "/" in (name or ""):
@@ -94,7 +94,7 @@ def check_name(name: str | None) -> None:
 
 
 def in_words(values: Mapping[str, float]) -> str:
-    """Return values by name in one line, those before and after a change together, without residuals and side costs.
+    """Format metrics in one line, with `before -> after`, without residuals and costs.
 
     Example:
         >>> in_words({"loss_before": 2.0, "loss_after": 0.5, "loss_before_residual": 1e-3, "seconds": 0.1})
@@ -135,12 +135,12 @@ def report_of(weights: Sequence[WeightView], differences: Iterable[Tensor]) -> R
 
 
 def matrices_in_words(weights: Sequence[WeightView]) -> str:
-    """Return how many weight matrices are taken; of a `Selection` also of how many, and by which preset."""
+    """Describe how many weight matrices are selected; for a `Selection` also of how many, and by which preset."""
     return getattr(weights, "summary", f"{len(weights)} weight matrices")
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """Return the reports of several models as one: names of layers, and of other metrics, begin with their numbers."""
+    """Merge the reports of several models; names of layers and of other metrics start with the model's index."""
     table: dict[str, dict[str, float]] = {}
     layers: dict[str, dict[str, float]] = {}
     for number, report in enumerate(reports):
@@ -181,7 +181,7 @@ def _of_table(table: Mapping[str, Mapping[str, float]]) -> Report:
 
 
 def health(weights: Sequence[WeightView]) -> Report:
-    """Measure weights as they are: `dfi_normalized` and raw `dfi`, means and by layer, and the norm of all together."""
+    """Measure weights: `dfi_normalized` and raw `dfi`, means and by layer, and the total norm."""
     matrices = [_stack([as_matrices(view.read(), view.groups)]) for view in weights]
     rows = [torch.cat([_isometry(each)[0], each.float().square().sum().unsqueeze(0)]) for each in matrices]
     deviations, normalized, squared_norms = zip(*read(rows), strict=True)
@@ -195,7 +195,7 @@ def health(weights: Sequence[WeightView]) -> Report:
 
 
 def _stack(weights: Sequence[Tensor]) -> Tensor:
-    """Return weights as one contiguous tensor, whose Gram matrices take a quarter of the time; one is not copied."""
+    """Stack weights into a contiguous tensor (Gram matrices are then four times as fast); one is not copied."""
     return torch.stack(list(weights)) if len(weights) > 1 else weights[0].unsqueeze(0).contiguous()
 
 

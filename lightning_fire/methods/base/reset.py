@@ -1,4 +1,4 @@
-"""Base class of methods that reset a model to its initial values or to a fresh draw."""
+"""Base class of methods that reset a model to its initial values or to new random values."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -13,20 +13,20 @@ from lightning_fire.where.trained import leaves_out
 
 
 class ResetMethod(EventMethod):
-    """Base class of methods with a target: with `fresh_seed` new random values, otherwise the initial values."""
+    """Base class of methods with a target: the initial values, or with `fresh_seed` new random values."""
 
     measures_curvature: ClassVar[bool] = True
     fresh_seed: int | None
 
     @property
     def acts_on_shards(self) -> bool:
-        """Whether it can act on sharded weights: layers draw whole ones."""
+        """Whether it can act on sharded weights: not if layers draw new values, which are whole tensors."""
         return self.fresh_seed is None
 
     needs_initial_values = acts_on_shards
 
     def check(self, model: nn.Module) -> Sequence[str]:
-        """Check that something is selected, and that it can be drawn if it is to be."""
+        """Check that something is selected and, with `fresh_seed`, that its layers can draw it."""
         tensors, untrained = trained_tensors(model, self.selection)
         if self.fresh_seed is not None:
             check_resettable(model, tensors.values())

@@ -1,4 +1,4 @@
-"""Random draws that leave no trace: seeded generators whose states are restored."""
+"""Seeded random draws that restore the states of the generators."""
 
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -10,7 +10,7 @@ import torch
 def seeded(seed: int, devices: Collection[torch.device]) -> Iterator[None]:
     """Context manager: seed the random generators of the CPU and of devices, then restore their states.
 
-    Those of other devices are left alone, which `torch.manual_seed` seeds too.
+    Unlike `torch.manual_seed`, leaves the generators of other devices alone.
     """
     cpu = torch.default_generator.get_state()
     with ExitStack() as others:

@@ -1,4 +1,4 @@
-"""What all methods have in common: a model, the optimizers that train it, and a selection of what these train."""
+"""Selection of the weights of a model that given optimizers train."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,13 +25,13 @@ def trained_by(
     Args:
         model: Any module.
         optimizers: One or several. Without them every trainable parameter counts as trained.
-        paused: Parameters of them that count as trained though they are frozen now.
+        paused: Their parameters that count as trained although they are currently frozen.
 
     Yields:
         The optimizers as a list.
 
     Raises:
-        TypeError: If the model is not a module, or an optimizer is none.
+        TypeError: If the model is not a module, or an optimizer is not an optimizer.
         ValueError: If the optimizers train no parameter of the model.
     """
     check_model(model)
@@ -39,7 +39,7 @@ def trained_by(
     stepped = parameters_of(given) if given else None
     parameters: list[Tensor] = list(model.parameters())
     if stepped is not None and not stepped.issuperset(parameters) and not stepped.issubset(parameters):
-        stepped |= copies_in(given, parameters).keys()  # weights of which they step copies
+        stepped |= copies_in(given, parameters).keys()  # weights whose copies they step
     if of_averages := averaged(model):
         stepped = (set(parameters) if stepped is None else stepped) - of_averages
     if stepped is not None and parameters and stepped.isdisjoint(parameters):
@@ -53,10 +53,10 @@ def trained_by(
 
 
 def select_weights(model: nn.Module, where: Weights | None, default: Weights) -> tuple[Sequence[WeightView], list[str]]:
-    """Select weights; return them, and what is left out, in sentences."""
+    """Select weights; return them, and sentences on those left out."""
     where = checked(where, default)
     selection = where.select(model)
-    missed = [view for view in selection if why_not_trained(view.parameter) == UNTRAINED]  # by a selection of one's own
+    missed = [view for view in selection if why_not_trained(view.parameter) == UNTRAINED]  # by a user's selection
     if missed and len(missed) == len(selection):
         raise ValueError(
             f"{where} selects no weight of {type(model).__name__}: {some([view.name for view in missed])}"
@@ -68,10 +68,10 @@ def select_weights(model: nn.Module, where: Weights | None, default: Weights) ->
 
 
 def trained_tensors(model: nn.Module, where: Parameters | None = None) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors by name that a reset changes, and the names of parameters that no optimizer trains.
+    """Return the tensors that a reset changes, by name, and the names of parameters that no optimizer trains.
 
-    Without a selection these are the trained parameters, and the buffers beside them: a buffer belongs to the smallest
-    part around it that has parameters.
+    Without a selection these are the trained parameters and their buffers: a buffer belongs to the smallest enclosing
+    submodule that has parameters.
     """
     tensors = tensors_of(model)
     if where is not None:

@@ -15,11 +15,11 @@ _SEED_STEP = 1_000_000  # between the seeds of two models, which would otherwise
 
 
 class Models(nn.ModuleList):
-    """Several models, each of which is a network of its own."""
+    """Several separate models."""
 
 
 def as_one(model: Any) -> Any:
-    """Return a list of models as one module, each once; anything else as it is."""
+    """Wrap a list of models as one module, without duplicates; return anything else unchanged."""
     if not (isinstance(model, list | tuple) and model and all(isinstance(each, nn.Module) for each in model)):
         return model
     different = list(dict.fromkeys(model))
@@ -27,7 +27,7 @@ def as_one(model: Any) -> Any:
 
 
 class MemberTraining:
-    """The training of one of several models, whose names begin with its number.
+    """The training of one of several models; names start with its index.
 
     Attributes:
         together: All models; copies of weights and averages are searched in all of them.
@@ -42,7 +42,7 @@ class MemberTraining:
         return getattr(self._training, name)
 
     def initial(self) -> Mapping[str, Tensor]:
-        """Return those of the initial values whose names begin with the number, without it."""
+        """Return the initial values of this model, without the index in their names."""
         start = f"{self._number}."
         values = self._training.initial().items()
         return {name.removeprefix(start): value for name, value in values if name.startswith(start)}
@@ -55,7 +55,7 @@ class MemberTraining:
 
 
 def together(changes: Sequence[Change]) -> Change:
-    """Return the changes of several models as one; names begin with the number of the model."""
+    """Combine the changes of several models; names start with the model's index."""
 
     def then() -> None:
         for change in changes:

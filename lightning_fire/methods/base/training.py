@@ -1,4 +1,4 @@
-"""What a training lends a method: its optimizers, batches of the new data, and the initial values of its model."""
+"""What a method can use of a training: its optimizers, batches of the new data, and initial values of the model."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -13,44 +13,44 @@ from lightning_fire.methods.base.optimizers import Optimizers, listed
 
 
 class Training(Protocol):
-    """What a method may use of the training in which it acts. Each library has one adapter; a plain loop has `Loop`."""
+    """The part of a training that a method can use. Each library has an adapter; use `Loop` in your own loop."""
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
-        """The optimizers that train the model. Empty: not known, and every trainable parameter counts."""
+        """The optimizers that train the model. If empty, every trainable parameter counts as trained."""
 
     @property
     def paused(self) -> Collection[Tensor]:
-        """Parameters of them that count as trained though they are frozen now, as between the batches of a GAN."""
+        """Their parameters that count as trained although currently frozen, as between the batches of a GAN."""
 
     @property
     def averages(self) -> Sequence[Any]:
-        """Averages of the weights, beside those that the model holds: they begin again from new weights."""
+        """Averages of the weights in addition to those that the model holds: they restart from new weights."""
 
     @property
     def event(self) -> int:
-        """Number of the present event, from 1."""
+        """Number of the current event, from 1."""
 
     @property
     def measure(self) -> bool:
-        """Whether to measure a change of weights, which costs some matrix products."""
+        """Whether to measure a change of weights, which costs a few matrix products."""
 
     @property
     def ranks(self) -> int:
-        """Number of processes that train the model together, each on data of its own: 1, or all of them."""
+        """Number of processes that train the model together, each on its own data: 1, or all of them."""
 
     @property
     def share_work(self) -> bool:
-        """Whether these processes, which all have the same weights, share the work."""
+        """Whether these processes, all with the same weights, share the work."""
 
     def initial(self) -> Mapping[str, Tensor]:
         """Return the parameters and buffers of the model when it was new, by name."""
 
     def forward(self, batches: int = 1) -> None:
-        """Run the model on some batches of the new data, with gradients and without side effects, for its hooks."""
+        """Run the model, and so its hooks, on some batches of the new data, with gradients and without side effects."""
 
     def gradients(self, of: Sequence[Tensor], batches: int) -> Iterator[list[Tensor]]:
-        """Yield, for each of some batches of the new data, the gradient of its loss by each parameter."""
+        """Yield for each of some batches of the new data the gradient of its loss with respect to each parameter."""
 
 
 class Loop:
@@ -59,22 +59,23 @@ class Loop:
     Args:
         optimizers: The optimizers that train the model, one or several. Weights that none of them trains, such as those
             of a teacher, stay as they are. Default: every trainable parameter counts as trained.
-        forward: Runs the model on one batch of the new data, the next at each call, for methods on hidden units:
-            `lambda: model(x)`, or `lambda: model(next(batches))`.
+        forward: For methods on hidden units: runs the model on the next batch of the new data at each call: `lambda:
+            model(x)`, or `lambda: model(next(batches))`.
         losses: Losses of batches of the new data, scalars with a graph, for methods that use gradients; best a function
             that returns a generator: `lambda: (criterion(model(x), y) for x, y in loader)`. All of them are used.
-        initial: Values of the model when it was new, see `initial_values`, or others to reset to.
-        averages: One or several averages of the weights, which begin again from new weights: of torch, timm, diffusers
-            and others, copies of the model, or tensors by name. Those that the model holds are found by themselves.
-        event: Number of the next event, from 1, as seeds of draws depend on it; each event counts it up.
+        initial: Values of the model when it was new, see `initial_values`, or other values to reset to.
+        averages: One or several averages of the weights, which restart from new weights: objects of torch, timm,
+            diffusers and others, copies of the model, or tensors by name. Those inside the model are found
+            automatically.
+        event: Number of the next event, from 1, on which seeds depend; each event increments it.
         measure: Whether to measure a change of weights, which costs some matrix products.
-        share_work: With `torch.distributed`, let each rank compute some of the weights and send them to the others.
-            All ranks must have the same weights then. Without it they compute the same values on their own.
-        ranks: Number of processes that train the model together. Default: all of `torch.distributed`; 1 where each of
-            them trains a model of its own.
+        share_work: With `torch.distributed`, each rank computes some of the weights and sends them to the others; all
+            ranks must have the same weights. If False, each rank computes all of them.
+        ranks: Number of processes that train the model together. Default: all of `torch.distributed`. Give 1 if each of
+            them trains a separate model.
 
     Raises:
-        TypeError: If something else than an optimizer is among `optimizers`.
+        TypeError: If one of `optimizers` is not an optimizer.
 
     Example:
         >>> from lightning_fire.methods import FIRE
@@ -136,6 +137,6 @@ class Loop:
 
 
 def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradient of a loss by each parameter, zeros where it does not depend on one; `.grad` stays."""
+    """Return the gradient of a loss with respect to each parameter, zeros if independent; `.grad` is unchanged."""
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, found, strict=True)]

@@ -1,4 +1,4 @@
-"""Re-initialize hidden units: incoming and outgoing weights, and everything else that belongs to them."""
+"""Re-initialize hidden units: incoming and outgoing weights, biases, normalization entries and optimizer state."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -45,16 +45,16 @@ def watched_module(layer: UnitLayer, score: Output) -> nn.Module:
 
 
 def watch_output(layer: UnitLayer, score: Output, see: Callable[[Tensor], None]) -> RemovableHandle:
-    """Call `see` in each forward pass with the output of the units, of the shape that the module computes.
+    """Call `see` in each forward pass with the output of the units, in the shape that the module computes.
 
     Args:
         layer: The units.
         score: `"activation"`: the output after normalisation and nonlinearity, whose shape `UnitLayer.activity` takes.
-            `"pre_activation"`: that of their layer, before both, whose shape `UnitLayer.pre_activity` takes.
+            `"pre_activation"`: the output of their layer, before both, whose shape `UnitLayer.pre_activity` takes.
         see: Gets the tensor, with its graph.
 
     Returns:
-        The hook, which `remove()` ends.
+        The hook; call its `remove()` to end it.
     """
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -71,12 +71,12 @@ def watch_output(layer: UnitLayer, score: Output, see: Callable[[Tensor], None])
 
 
 def by_unit(layer: UnitLayer, score: Output, output: Tensor) -> Tensor:
-    """Reshape what `watch_output` passes to (samples and positions, units)."""
+    """Reshape an output from `watch_output` to (samples and positions, units)."""
     return layer.activity(output) if score == "activation" else layer.pre_activity(output)
 
 
 def run_watched(forward: Forward, handles: Sequence[RemovableHandle]) -> None:
-    """Run a model with gradients, then remove the hooks that watched it, also if it raises."""
+    """Run a model with gradients, then remove the watching hooks, also if it raises."""
     try:
         with torch.enable_grad():
             forward()
@@ -104,7 +104,7 @@ def units_in_words(layers: Sequence[UnitLayer]) -> str:
 
 
 def units_shown_later(name: str, where: HiddenUnits) -> str:
-    """Return the text shown for the selection of a method on hidden units, which needs a batch."""
+    """Text shown instead of a table of hidden units, which needs a batch."""
     return (
         f"{name}(where={where}) finds its units when training starts, by watching one batch."
         f" In Python, print({where}.select(model, lambda: model(batch))) shows them."
@@ -112,16 +112,16 @@ def units_shown_later(name: str, where: HiddenUnits) -> str:
 
 
 class OfUnits(Method):
-    """Base class of methods on hidden units, which are found by running the model."""
+    """Mixin of methods on hidden units, which are found by running the model."""
 
     default_where: ClassVar[HiddenUnits] = HiddenUnits()
 
     def check(self, model: nn.Module) -> Sequence[str]:
-        """Check nothing yet: units are found by running the model."""
+        """Check nothing: units are found by running the model."""
         return ()
 
     def table(self, model: nn.Module) -> str:
-        """Return how to show the units, which needs a batch."""
+        """Explain how to show the units, which needs a batch."""
         return units_shown_later(type(self).__name__, self.selection)
 
 
@@ -145,21 +145,21 @@ def unit_resets(
     keep_outgoing: bool = False,
     copies: Mapping[Tensor, Sequence[Tensor]] = MappingProxyType({}),
 ) -> list[Write]:
-    """Draw new values of the units of each layer with the given indices, int64 (n,), without changing the model.
+    """Draw new values for the units with the given indices, int64 (n,), of each layer, without changing the model.
 
     Incoming weights are drawn by `reset_parameters`; other entries get their `start`, see `where.hidden_units.Entries`.
-    So do those in `copies` of the tensors.
+    `copies` of the tensors get the same values.
 
     Returns:
-        The writes that re-initialize the units, in order. All outgoing weights become 0, also those into other new
-        units, or stay. The global random state stays as it is.
+        The writes that re-initialize the units, in order. Either all outgoing weights become 0, those into other new
+        units included, or all stay. The global random state is unchanged.
     """
     chosen = [(layer, units) for layer, units in chosen if len(units)]
     parts = parts_of(optimizers)
     writes: list[Write] = []
 
     def write(tensor: Tensor, grid_of: Callable[[Tensor], Tensor], units: Tensor, value: Tensor | float) -> None:
-        """Write entries of a tensor and of its copies, and those of their state in the optimizers."""
+        """Write entries of a tensor, of its copies, and of their optimizer state."""
         for copy in copies.get(tensor, ()):
             write(copy, grid_of, units, value)
         writes.append(Write(tensor, units.to(tensor.device), value, grid_of))
@@ -194,10 +194,10 @@ def trained_resets(
     training: Training,
     keep_outgoing: bool = False,
 ) -> tuple[Sequence[tuple[UnitLayer, Tensor]], list[Write]]:
-    """Return the chosen units that are trained, and the `unit_resets` of them and of all copies of the model.
+    """Return the chosen units that are trained, and their `unit_resets`, for the model and all its copies.
 
-    None are of a layer with incoming or outgoing weights that no given optimizer trains. Raises a ValueError if the
-    optimizers train none of all `layers`, chosen or not.
+    Excluded are layers with incoming or outgoing weights that no given optimizer trains. Raises a ValueError if that
+    excludes all `layers`.
     """
     if not any(len(units) for _, units in chosen):
         return chosen, []
@@ -216,13 +216,13 @@ def trained_resets(
 
 
 class UnitStatistics(Protocol):
-    """Statistics that a method keeps of the units of one layer."""
+    """Statistics of the units of one layer."""
 
     def update(self, activity: Tensor, batch_size: int) -> None:
         """Add the outputs of the units in one forward pass.
 
         Args:
-            activity: Shape (samples and positions, units), after or before norm and nonlinearity.
+            activity: Shape (samples and positions, units), after or before normalization and nonlinearity.
             batch_size: Number of samples.
         """
 
@@ -234,11 +234,11 @@ S = TypeVar("S", bound=UnitStatistics)
 
 
 class StepwiseReset(Attached, Generic[S]):
-    """Watches the hidden units of a model during training, and re-initializes some after an optimizer step.
+    """Watches the hidden units of a model during training and re-initializes some after optimizer steps.
 
-    A method subclasses it and writes `new_statistics` and `choose`. It scores units by one of two outputs, `score`, see
-    `watch_output`. Forward passes count while `watching` is True, those under `no_grad` only where the model never runs
-    with gradients.
+    Subclasses implement `new_statistics` and `choose`. Units are scored by one of two outputs, `score`, see
+    `watch_output`. Forward passes count while `watching` is True; passes under `no_grad` count only if the model never
+    runs with gradients.
     """
 
     def __init__(self, model: nn.Module, training: Training, where: HiddenUnits | None, seed: int, score: Output):
@@ -253,7 +253,7 @@ class StepwiseReset(Attached, Generic[S]):
         self.watch(score, lambda statistics, output, batch_size: statistics.update(output, batch_size))
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> S:
-        """Return the statistics of a layer: new ones if `state` is empty, or those whose `state_dict` it is."""
+        """Return the statistics of a layer: new ones if `state` is empty, otherwise restored from this `state_dict`."""
         raise NotImplementedError
 
     def choose(self) -> Sequence[tuple[UnitLayer, Tensor]]:
@@ -261,24 +261,24 @@ class StepwiseReset(Attached, Generic[S]):
         raise NotImplementedError
 
     def forgetting(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> Change:
-        """Return what begins the statistics of the chosen units again, as `then`, and what is written beside."""
+        """Change that restarts the statistics of the chosen units (`then`), and writes further entries."""
         raise NotImplementedError
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Update the statistics and re-initialize units, but of layers that no optimizer trains."""
+        """Update the statistics and re-initialize units, except those of layers that no optimizer trains."""
         seed = seed_of_draw(self.seed, self.num_reset + 1)
         chosen, resets = trained_resets(self.choose(), seed, self.model, self.layers, self.training)
         if chosen:
             number = self.num_reset + sum(len(units) for _, units in chosen)
             change = self.forgetting(chosen)
             change = replace(change, parts=[*self._with_copies(change.parts), *resets])
-            if resets and not self._is_verified:  # the first reset; a loop that undoes one undoes each
+            if resets and not self._is_verified:  # only the first reset is verified: a loop that undoes one undoes all
                 self._check, self._is_verified = verified(change, self.model, self.training.optimizers).check, True
             change.followed_by(partial(setattr, self, "num_reset", number)).make()
 
     def _with_copies(self, parts: Sequence[Write]) -> list[Write]:
-        """Return writes of weights and of their copies, which differ from them, and change by as much."""
+        """Extend writes to copies of weights, which may differ from the weights and change by the same difference."""
         masters = copies_in(self.training.optimizers, self.model.parameters()) if parts else {}
         pairs = [pair for _, each in averages_of(self.model, self.training.averages) for pair in each] if parts else []
         written: list[Write] = []
@@ -312,7 +312,7 @@ class StepwiseReset(Attached, Generic[S]):
         return {"num_reset": self.num_reset, "records": statistics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Layers not in it begin with new statistics."""
+        """Restore a `state_dict`. Layers not in it start with new statistics."""
         self.num_reset, known = state.get("num_reset", 0), state.get("records", {})
         self.statistics = [
             self.new_statistics(layer, layer.incoming.parameter.device, known.get(layer.name) or {})
@@ -320,7 +320,7 @@ class StepwiseReset(Attached, Generic[S]):
         ]
 
     def watch(self, score: Output, update: Callable[[S, Tensor, int], None]) -> None:
-        """Call `update(statistics, output, batch_size)` for each layer in each pass that counts, until `close()`."""
+        """Call `update(statistics, output, batch_size)` for each layer in each counted pass, until `close()`."""
 
         def see(index: int, layer: UnitLayer, output: Tensor) -> None:
             if is_ignored(watched_module(layer, score)):  # before any operation, as another method may trace this pass
@@ -340,12 +340,12 @@ class StepwiseReset(Attached, Generic[S]):
 
 
 def _rows(view: WeightView, tensor: Tensor) -> Tensor:
-    """Return a tensor that is stored like a weight as `(out, in, *kernel)`, to be written into."""
+    """Return a writable view `(out, in, *kernel)` of a tensor that is stored like a weight."""
     return view.of(tensor).grid()[0, 0]
 
 
 def _columns(view: WeightView, tensor: Tensor) -> Tensor:
-    """Return a tensor that is stored like a weight as `(in, out, *kernel)`, to be written into."""
+    """Return a writable view `(in, out, *kernel)` of a tensor that is stored like a weight."""
     return _rows(view, tensor).transpose(0, 1)
 
 

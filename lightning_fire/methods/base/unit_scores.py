@@ -26,18 +26,18 @@ def incoming_weights(layers: Sequence[UnitLayer]) -> list[Parameter]:
 
 
 def mean_gradients(layers: Sequence[UnitLayer], batches: Iterable[Sequence[Tensor]]) -> Tensor:
-    """Return the mean |∂loss/∂w| over the incoming weights w of each unit and over batches.
+    """Mean |∂loss/∂w| over the incoming weights w of each unit and over batches.
 
-    Source: Liu et al., Measure gradients, not activations!, 2025, as their code computes it.
+    Source: the code of Liu et al., Measure gradients, not activations!, 2025.
 
     Args:
         layers: Layers of units.
-        batches: At least one; for each the gradients of its loss by `incoming_weights(layers)`.
+        batches: At least one; for each, the gradients of its loss with respect to `incoming_weights(layers)`.
 
     Returns:
         Shape (units of all layers,), float32, at least 0.
     """
-    device = layers[0].incoming.parameter.device  # a model may be on several
+    device = layers[0].incoming.parameter.device  # a model may be on several devices
     means = [
         torch.cat(
             [layer.incoming.of(g).read().flatten(1).abs().mean(1, dtype=torch.float32).to(device) for layer, g in pairs]
@@ -49,10 +49,10 @@ def mean_gradients(layers: Sequence[UnitLayer], batches: Iterable[Sequence[Tenso
 
 @torch.no_grad()
 def mean_activities(layers: Sequence[UnitLayer], forward: Forward, output: Output = "activation") -> Tensor:
-    """Return the mean magnitude of each unit of all layers over samples and positions; NaN where a layer has not run.
+    """Mean magnitude of each unit of all layers over samples and positions; NaN for a layer that has not run.
 
-    That is |h| of its activation h, or max(0, z) of its output z before normalisation, as in the code of the FIRE
-    paper's authors.
+    The magnitude is |h| of the activation h, or max(0, z) of the output z before normalization, as in the code of the
+    FIRE paper's authors.
     """
     magnitude = torch.abs if output == "activation" else torch.relu
     sums = [torch.zeros(layer.size, device=layer.incoming.parameter.device) for layer in layers]

@@ -1,4 +1,4 @@
-"""Check after the next optimizer step that changed weights are not back at their old values."""
+"""Verify after the next optimizer steps that changed weights are not back at their old values."""
 
 import inspect
 import weakref
@@ -16,13 +16,13 @@ from lightning_fire.distributed import local
 from lightning_fire.methods.base.optimizers import Optimizers, parameters_of, with_inner
 from lightning_fire.methods.base.transfers import read
 
-_ENTRIES = 256  # compared of each weight, those that changed most of _LOOKED_AT
+_ENTRIES = 256  # entries compared per weight: those of _LOOKED_AT that changed most
 _LOOKED_AT = 16_384
-_FEWEST = 16  # an honest step may lead back to the old values of a few entries by chance
-_NEAR = 0.5  # fraction of the way back to the old values, at least, that counts as undone
-_SAME = 1e-2  # fraction of that way that is left, at most, of values that have been put back
+_FEWEST = 16  # an ordinary step may bring a few entries back by chance
+_NEAR = 0.5  # a move over at least this fraction of the way back counts as undone
+_SAME = 1e-2  # at most this fraction of the way is left if values were restored
 _FAR = 4  # times the length of a step
-_LOOKS = 10  # at optimizer steps of a weight that does not move
+_LOOKS = 10  # optimizer steps of a weight that does not move
 _STEPS = 1000  # after which the check ends in any case
 
 _waiting: list["Verification"] = []
@@ -30,7 +30,7 @@ _waiting: list["Verification"] = []
 
 @dataclass(eq=False)
 class _Sample:
-    """Entries of a weight, float32 (n,), on its device: old, new, and at the last look."""
+    """Entries of a weight, float32 (n,), on its device: old, new, and as last read."""
 
     name: str
     weight: "weakref.ref[Tensor]"
@@ -40,7 +40,7 @@ class _Sample:
     last: Tensor
     way: Tensor  # norm of the last move, if it led back, else 0
     looks: int = 0
-    steps: int = 0  # that have moved it
+    steps: int = 0  # steps that have moved it
 
     def read(self) -> Tensor:
         """Return the present entries."""
@@ -53,7 +53,7 @@ class _Sample:
         return (rest < near * whole) & self.differ(now)
 
     def is_far(self, optimizer: Optimizer) -> Tensor:
-        """Return, as a bool tensor, whether old and new entries are further apart than what a step may well move."""
+        """Return, as a bool tensor, whether old and new entries are further apart than a normal step."""
         weight, step = self.weight(), torch.ones_like(self.new)
         gradient = None if weight is None else weight.grad
         if gradient is not None and not gradient.is_sparse:
@@ -71,18 +71,18 @@ class _Sample:
 
 
 class Verification:
-    """Raises an error if changed weights are back at their old values before, in or after the next optimizer step.
+    """Raises an error if changed weights are back at their old values before, in or after the next step.
 
-    It looks at each weight at the start and the end of the first two steps that move it, and compares some entries.
-    What undoes a change: an optimizer that steps from copies of the weights, or a loop that copies an average, a
-    checkpoint or such copies into the model. Weights that are the old ones at the start of the first step have been
-    overwritten. At its end they may have got there by an honest step, and have not if that way is longer than what a
-    gradient and a learning rate let expect, or if the second step is much shorter than the first. Within the optimizers
-    of torch, which step from the weights themselves, nothing is undone, though LBFGS may reach the old weights.
+    Some entries of each weight are compared at the start and end of the first two steps that move it. A change is
+    undone by an optimizer that steps copies of the weights, or by a loop that copies an average, a checkpoint or such
+    copies into the model. Old values at the start of the first step mean that the weights were overwritten. Old values
+    at its end could come from an ordinary step; they count as undone if the move is longer than gradient and learning
+    rate explain, or if the second step is much shorter than the first. Torch's optimizers step the weights themselves
+    and undo nothing, though LBFGS may reach the old weights.
 
     Args:
-        values: New values of tensors, which have their old ones now.
-        names: Names of tensors; others are not looked at.
+        values: New values by tensor; the tensors still hold the old ones.
+        names: Names of tensors; others are not verified.
         optimizers: Those that train the model. Default: every optimizer that holds one of the tensors.
     """
 
@@ -106,14 +106,14 @@ class Verification:
         self._flags: list[tuple[_Sample, str, Tensor]] = []
 
     def begin(self) -> None:
-        """Wait for the next step of the weights, instead of an earlier check of them. A second call does nothing."""
+        """Start the check at the next step of the weights, replacing an earlier check of them. Idempotent."""
         if self._handles or not self.samples:
             return
         hooked = {id(step_hooks(each)): each for each in with_inner(self._optimizers) if step_hooks(each) is not None}
         if self._optimizers and not hooked:
             return  # of another library
         own = {sample.weight() for sample in self.samples}
-        for other in list(_waiting):  # one for each optimizer: the last hook alone can be removed while hooks run
+        for other in list(_waiting):  # one per optimizer: only the last hook can be removed while hooks run
             kept = [sample for sample in other.samples if sample.weight() not in own]
             if hooked.keys() == other.hooked.keys() or not hooked.keys().isdisjoint(other.hooked):
                 self.samples, kept, hooked = [*self.samples, *kept], [], other.hooked | hooked
@@ -132,7 +132,7 @@ class Verification:
         _waiting.append(self)
 
     def close(self, unless_waiting: bool = False) -> None:
-        """End the check; with `unless_waiting`, only if no weight is left to look at."""
+        """End the check; with `unless_waiting`, only if no weight is left to verify."""
         self.samples = [s for s in self.samples if unless_waiting and s.weight() is not None]
         if self.samples:
             return
@@ -146,7 +146,7 @@ class Verification:
         return Verification, ()  # copies and pickles of an optimizer check nothing
 
     def _of(self, optimizer: Optimizer) -> list[tuple[_Sample, bool]]:
-        """Return the samples to look at in a step, and whether the optimizer holds their weights.
+        """Return the samples to compare in a step, and whether the optimizer holds their weights.
 
         In its first two steps it may also turn out to hold copies of weights that it does not hold itself.
         """
@@ -233,7 +233,7 @@ def _message(names: Sequence[str], time: str, optimizer: str) -> str:
 
 
 def _sample(name: str, tensor: Tensor, new: Tensor) -> _Sample | None:
-    """Sample a weight; None if it has too few entries, or none that can be compared."""
+    """Sample a weight; None if too few of its entries can be compared."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
         return None
     before, after = _entries(tensor).float(), _entries(new).to(tensor.device).float()
@@ -244,7 +244,7 @@ def _sample(name: str, tensor: Tensor, new: Tensor) -> _Sample | None:
     distance = torch.where(distance > rounding * torch.maximum(after.abs(), before.abs()), distance, 0)
     positions = distance.topk(min(_ENTRIES, len(distance))).indices
     old, after = before[positions], after[positions]
-    # With fewer changed entries `old` is NaN, near which nothing is.
+    # With too few changed entries `old` is NaN, so that no comparison is true.
     enough = (distance > 0).sum() >= _FEWEST
     return _Sample(
         name, weakref.ref(tensor), positions, torch.where(enough, old, torch.nan), after, after, after.new_zeros(())
@@ -252,7 +252,7 @@ def _sample(name: str, tensor: Tensor, new: Tensor) -> _Sample | None:
 
 
 def _entries(tensor: Tensor) -> Tensor:
-    """Return entries at fixed positions, spread over rows and columns: the step is odd."""
+    """Return entries at fixed positions, spread over rows and columns by an odd stride."""
     own = local(tensor)
     own = torch.view_as_real(own) if own.is_complex() else own
     return own.reshape(-1)[:: own.numel() // _LOOKED_AT | 1]
@@ -264,7 +264,7 @@ def _norm(entries: Tensor) -> Tensor:
 
 
 def _is_plain(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer steps from the weights themselves: by a step of torch, without hooks of others."""
+    """Return whether an optimizer steps the weights themselves: torch's own `step`, without hooks of others."""
     hooks = (getattr(hook, "__self__", None) for hook in (step_hooks(optimizer) or {}).values())
     step = inspect.unwrap(type(optimizer).step)
     known = step.__module__.startswith(("torch.optim.", "lightning_fire.optim."))

@@ -1,4 +1,4 @@
-"""The error of a method or a callback that is given to another library, or arguments of another library's callback."""
+"""Errors for a method or callback given to the wrong library, and for arguments of another library's callback."""
 
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 _LIGHTNING = "Lightning", ""
 _HUGGING_FACE = "the Trainer of Hugging Face", ".integrations.huggingface"
 _STABLE_BASELINES3 = "Stable-Baselines3", ".integrations.stable_baselines3"
-# what a library asks a callback for first, or last
+# the first or last hook that a library looks up
 _ASKED = {
     "setup": _LIGHTNING,
     "on_exception": _LIGHTNING,
@@ -25,7 +25,7 @@ _TAKEN = {
 
 
 class WrongLibrary(TypeError, AttributeError):
-    """A library asks an object for a hook of its own callbacks. For `hasattr` the hook is not there."""
+    """A library has looked up a hook of its callbacks on this object. An AttributeError, so that `hasattr` is False."""
 
     def __init__(self, thing: object, asked: str):
         library, module = _ASKED[asked]
@@ -36,7 +36,7 @@ class WrongLibrary(TypeError, AttributeError):
 
 
 class OfOneLibrary:
-    """Mixin: names the callback to use where another library asks for a hook of its own, or a keyword is another's."""
+    """Mixin: names the right callback if another library looks up one of its hooks, or gives one of its keywords."""
 
     if not TYPE_CHECKING:  # a type checker would take any name
 
@@ -60,7 +60,7 @@ class OfOneLibrary:
 
 
 class CallbackOfOneLibrary(OfOneLibrary):
-    """The same for callbacks, none of which is a function, as a callback of Stable-Baselines3 may be."""
+    """The same for callbacks. They are not callable, unlike callbacks of Stable-Baselines3."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raise the error."""
