@@ -40,7 +40,7 @@ COMMANDS = {
     ),
     "reinit": (
         "checkpoints.reinit:main",
-        "reinitialise the weights of a checkpoint by FIRE, or towards initial values, into a new one",
+        "reinitialize the weights of a checkpoint by FIRE, or towards initial values, into a new one",
     ),
     "prepare-text": ("prepare_text:main", "tokenise texts into the files that language models train on"),
 }

@@ -34,7 +34,7 @@ _DEFAULTS = {"steps": 10, "coefficients": "cubic"}
 _NOTE = (
     "mean ± standard deviation (n - 1) over the seeds; – : not measured\n"
     "λ max: largest eigenvalue of the Hessian of the loss on the first samples of new data\n"
-    "DfI: normalised deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖², which also counts the scale"
+    "DfI: normalized deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖², which also counts the scale"
 )
 
 
@@ -176,7 +176,7 @@ def draw(
         accuracy.axhline(level, color="black", linestyle="--", linewidth=1, label="vanilla")
         accuracy.legend()
     accuracy.set_ylabel(f"final {metric_of(report).name}")
-    curve(along, "dfi_after", "C0", "normalised DfI")
+    curve(along, "dfi_after", "C0", "normalized DfI")
     curve(along, "sfe", "C1", "SFE / ‖W‖²")
     along.set_yscale("log")
     along.set_ylabel("right after the event")
@@ -184,7 +184,7 @@ def draw(
     for axis in (accuracy, along):
         axis.set_xlabel("Newton–Schulz steps of FIRE")
         axis.grid(alpha=0.25)
-    names = {"lambda_max_after": "λ max of the Hessian, new data", "dfi_after": "normalised DfI", "sfe": "SFE / ‖W‖²"}
+    names = {"lambda_max_after": "λ max of the Hessian, new data", "dfi_after": "normalized DfI", "sfe": "SFE / ‖W‖²"}
     for axis, (measure, name) in zip(bars, names.items(), strict=True):
         there = means.loc[list(by_method), measure].dropna()
         colors = ["C0" if method == "fire" else "0.7" for method in there.index]

@@ -1,4 +1,4 @@
-"""Scale of the weights after an event, by normalisation: directions × Frobenius norms, on four streams.
+"""Scale of the weights after an event, by normalization: directions × Frobenius norms, on four streams.
 
 python -m studies.scale   # table, results.csv and scale.png in runs/scale
 
@@ -36,7 +36,7 @@ def norm_of(weight: Tensor, initial: Tensor, name: str) -> Tensor:
 
 @torch.no_grad()
 def act(member: Member, optimizer: Optimizer, direction: str, norms: tuple[str, str]) -> None:
-    """Give every weight a direction and a norm: the first where a normalisation layer comes later, else the second."""
+    """Give every weight a direction and a norm: the first where a normalization layer comes later, else the second."""
     views = WHERE.select(member.network)
     normalized = normalized_weights(member.network, views)
     found = {

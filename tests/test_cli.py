@@ -334,7 +334,7 @@ def test_a_closed_pipe_is_not_an_error(recipe, words, at_once, monkeypatch, capf
     ("overlay", "line"),
     [
         ("{class_path: ShrinkAndPerturb}", r"net.head.2.bias +10 +taken"),
-        ("{class_path: Parseval, init_args: {strength: 0.1, norms: true}}", "and the scales of normalisation layers"),
+        ("{class_path: Parseval, init_args: {strength: 0.1, norms: true}}", "and the scales of normalization layers"),
         ("{class_path: SpectralRegularization, init_args: {strength: 0.1}}", "and the biases of their layers"),
         ("{class_path: FullReset}", "FullReset acts on every parameter and buffer"),
         ("{class_path: ReDo}", r"finds its units when training starts, .*HiddenUnits\(.*\).select\(model, lambda"),

@@ -434,7 +434,7 @@ def test_redo_resets_no_unit_of_a_network_that_has_diverged():
 
 
 class LeavesOut(Validated):
-    """Gets inputs of NaN in the fifth step and skips them, as many projects do; without normalisation."""
+    """Gets inputs of NaN in the fifth step and skips them, as many projects do; without normalization."""
 
     def __init__(self):
         super().__init__()
@@ -447,7 +447,7 @@ class LeavesOut(Validated):
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-@pytest.mark.filterwarnings("ignore:LeavesOut has no normalisation layer")
+@pytest.mark.filterwarnings("ignore:LeavesOut has no normalization layer")
 @pytest.mark.parametrize("name", [*ALL, "monitor"])
 def test_a_batch_that_training_skips_has_no_effect_on_methods(name):
     """Methods that observe each batch have observed it too."""

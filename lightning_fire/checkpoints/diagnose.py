@@ -120,7 +120,7 @@ def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
     """Run the command."""
     parser = shared_parser(
         "diagnose",
-        "Show for each weight matrix of a checkpoint its distance from an isometry (normalised DfI), its condition"
+        "Show for each weight matrix of a checkpoint its distance from an isometry (normalized DfI), its condition"
         " number, stable rank and norm, and how far FIRE would move it (SFE). Needs no model and trains nothing. Of a"
         " convolution: means over the kernel positions, the condition number of the worst. Ends with the ratio of DfI"
         " to that of a reference, and with the command by which to decide whether to act.",

@@ -23,7 +23,7 @@ class Diagnosis:
     Attributes:
         name: Its name in a checkpoint; a part of a fused weight ends with its letter.
         shape: Shape `(out, in, *kernel)`.
-        dfi_reference: Normalised DfI of its reference.
+        dfi_reference: Normalized DfI of its reference.
         dfi_normalized: Scale- and shape-invariant deviation from isometry, see `functional.dfi_normalized`; mean
             over the matrices.
         condition: Ratio of the largest to the smallest of the min(out, in) singular values; the largest over the
@@ -47,7 +47,7 @@ class Diagnosis:
 
     @property
     def dfi_ratio(self) -> float:
-        """Normalised DfI by that of the reference; NaN if that is 0, as that of an isometry."""
+        """Normalized DfI by that of the reference; NaN if that is 0, as that of an isometry."""
         return self.dfi_normalized / self.dfi_reference if self.dfi_reference > 1e-9 else nan
 
 
@@ -70,7 +70,7 @@ def diagnosis_of(
     Args:
         weight: Shape `(out, in, *kernel)`, real floating dtype, not empty.
         name: Its name.
-        dfi_reference: Normalised DfI of its reference. Default: that of a new weight, `dfi_of_new(weight.shape)`.
+        dfi_reference: Normalized DfI of its reference. Default: that of a new weight, `dfi_of_new(weight.shape)`.
         steps: See `functional.fire`.
         coefficients: See `functional.fire`.
         scale: See `functional.fire`.
@@ -111,7 +111,7 @@ def diagnosis_of(
 
 
 def dfi_of_new(shape: tuple[int, ...]) -> float:
-    """Return the expected normalised DfI of a new weight (out, in, *kernel), of independent Gaussian entries.
+    """Return the expected normalized DfI of a new weight (out, in, *kernel), of independent Gaussian entries.
 
     With r the short and l the long side, ‖G‖_F² has the expectation r·l·(r + l + 1) and (tr G)² has r·l·(r·l + 2), and
     their ratio is independent of the norm. So it is r·(r + l + 1) / (r·l + 2) - 1, about r / l.

@@ -111,7 +111,7 @@ def main(args: Sequence[str] | None = None) -> Tally:
     """Run the command."""
     parser = shared_parser(
         "reinit",
-        "Write a copy of a checkpoint with reinitialised weights. Everything else in it is copied bit for bit. The"
+        "Write a copy of a checkpoint with reinitialized weights. Everything else in it is copied bit for bit. The"
         " output is complete or does not exist.",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, help="output, of the same kind as the input")

@@ -225,7 +225,7 @@ def _why_not(stored: Stored, known: str) -> str:
         "not named as the weight of a layer": leaf not in _WEIGHTS,
         f"quantised or complex ({stored.dtype})": stored.dtype not in FLOATING,
         "empty": 0 in stored.shape,
-        "normalisation": re.search(r"norm(?!al)|^(ln|bn)(_|\d|$)", layer),
+        "normalization": re.search(r"norm(?!al)|^(ln|bn)(_|\d|$)", layer),
         LOW_RANK: known == LOW_RANK,
         "stack of experts in an order that is not known": dimensions == 3 and re.search("expert|moe", stored.name),
         "transposed convolution, which may be grouped": dimensions > 2

@@ -17,7 +17,7 @@ class SeededEpisodes(gymnasium.Wrapper):
     """Wrapper that seeds each episode by its number; the first reset replays actions, to restore a step of an episode.
 
     This restores only deterministic environments, without state that is kept beyond an episode, as in wrappers that
-    normalise rewards. An `info` is dropped: it can be large, or hold objects that cannot be sent between processes. If
+    normalize rewards. An `info` is dropped: it can be large, or hold objects that cannot be sent between processes. If
     the first episode, `episode`, has `ended`, the next step begins another one.
     """
 

@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
         description="Sum up what compare has left for several tasks, as rliable does: the interquartile mean over all\n"
         "runs of all tasks, how probable it is that a run is better than one of another method, and 95 % intervals of\n"
         "both by bootstrap, stratified by task. Trains nothing.",
-        epilog="human-normalised scores of the paper's games (random play and humans of Wang et al., ICML 2016):\n"
+        epilog="human-normalized scores of the paper's games (random play and humans of Wang et al., ICML 2016):\n"
         "  lightning-fire aggregate runs/asterix=210:8503.3 runs/beam_rider=363.9:16926.5 runs/demon_attack=152.1:1971",
     )
     parser.add_argument(
@@ -91,7 +91,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, tuple[Estimate, Estimat
             low, high = (number(end, places) for end in interval)
             rows[-1] += [number(value, places), "–" if math.isnan(interval[0]) else f"{low} to {high}"]
     note = (
-        f"score: {'normalised ' if scales[0] else ''}{options.measure}; IQM: mean of all runs without the best and the"
+        f"score: {'normalized ' if scales[0] else ''}{options.measure}; IQM: mean of all runs without the best and the"
         " worst quarter; P: that a run is better than one of the reference on the same task; intervals: bootstrap,"
         f" stratified by task; – : fewer than {_MINIMUM_RUNS} runs, seeds of all tasks together"
     )

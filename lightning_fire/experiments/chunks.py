@@ -58,7 +58,7 @@ class ChunkedRun:
 
     Attributes:
         metric: Its curve on validation data, by optimizer step.
-        dfi: Normalised deviation from isometry after each epoch, mean over the weights; maybe empty.
+        dfi: Normalized deviation from isometry after each epoch, mean over the weights; maybe empty.
         starts: Optimizer steps done at the start of each chunk, shape `(chunks + 1,)`; the last entry is the end.
         at_new_data: The metric at the start of each chunk but the first, after the method has acted; maybe empty.
         follows: Whether the first chunk is new data for weights of an earlier training.
@@ -135,7 +135,7 @@ class ChunkedRun:
         Of the metric: `after_event` (before the first batch), `final`, `average` (at the ends of the chunks),
         `first_epoch_after`, `area` (all epochs since the first event), `epochs_to_reference` (in the last chunk, until
         the final value of the reference with this seed), `drop` (lost at once) and `recovery` (epochs until it
-        recovers; Inf: never). Of events: normalised DfI, DfI by the paper's eq. 2 (`dfi_raw_…`) and largest eigenvalue
+        recovers; Inf: never). Of events: normalized DfI, DfI by the paper's eq. 2 (`dfi_raw_…`) and largest eigenvalue
         of the Hessian before and after, SFE / ‖W‖²; both DfI also of methods without events. `units_reset`: number of
         hidden units that the method has re-initialized. Of streams, in the first or last fifth of the tasks, at
         least one: online accuracy or error, `test_last` (at the end of a task), `dormant_last` (fraction of units).
@@ -202,7 +202,7 @@ class ChunkReport(ComparisonReport):
             f"{metric.name}: {metric.origin}; {SPREAD}\nfirst epoch: after one epoch on new data; after the"
             " event: before the first batch of new data; these and all columns of events are means over the chunks but"
             " the first\narea: mean of all epochs since the first event; epochs to it: in the last chunk, until the"
-            " reference's final value\nDfI: normalised deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖²,"
+            " reference's final value\nDfI: normalized deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖²,"
             " which also counts the scale; both are means over the weights that the method replaces, or over all"
             " weights by the PlasticityMonitor (before: if it measures the last epoch of each chunk)"
         )
@@ -243,4 +243,4 @@ class ChunkReport(ComparisonReport):
         labels = {m: f"{m}  {with_spread(list(self.of('', m, 'final').values()))}" for m in runs}
         title = f"validation {name}" if name == "accuracy" else name
         of_metric = panel(values, y=title, low=low, high=high, labels=labels, legend=f"final {name}")
-        return [of_metric, *([panel(dfi, y="normalised DfI", log=True, low=LOWEST_DFI)] if dfi else [])]
+        return [of_metric, *([panel(dfi, y="normalized DfI", log=True, low=LOWEST_DFI)] if dfi else [])]

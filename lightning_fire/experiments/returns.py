@@ -47,7 +47,7 @@ class ReturnReport(ComparisonReport):
         self.event = float(np.median(first)) if first else end / 2  # of runs without one: where the others act
         self.note = (
             "returns: of evaluations, mean ± standard deviation (n - 1) over the seeds; the event is after"
-            f" {self.event:.0f} environment steps; final: the last tenth of training; DfI: normalised deviation from"
+            f" {self.event:.0f} environment steps; final: the last tenth of training; DfI: normalized deviation from"
             " isometry"
         )
         super().__init__(curves, reference)
@@ -56,7 +56,7 @@ class ReturnReport(ComparisonReport):
         """Reduce a run to its numbers; NaN: the run does not have it.
 
         `before`: return of the last evaluation before the event; `final`: mean of those in the last tenth of training;
-        `since`: mean of all after the event; normalised DfI before and after and SFE / ‖W‖², means over the events;
+        `since`: mean of all after the event; normalized DfI before and after and SFE / ‖W‖², means over the events;
         `units_reset`: number of hidden units that the method has re-initialized.
         """
         run = self.curves[name]

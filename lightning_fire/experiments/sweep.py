@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--measure",
         default="final",
-        help="column of results.csv to maximise, or of losses to minimise, as average or online_last (default: final)",
+        help="column of results.csv to maximize, or of losses to minimize, as average or online_last (default: final)",
     )
     parser.add_argument("--prune", action="store_true", help="after each seed drop the worse half of the settings")
     add_common_arguments(parser, output="runs/<recipe>_<method>")

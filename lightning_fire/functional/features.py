@@ -14,7 +14,7 @@ from lightning_fire.functional.newton_schulz import unit_norm
 
 @full_precision
 def feature_covariance_shift(before: Tensor, after: Tensor) -> Tensor:
-    """Return ‖C − C̃‖_F, the distance between normalised feature covariances C = H Hᵀ / ‖H‖_F² of features H.
+    """Return ‖C − C̃‖_F, the distance between normalized feature covariances C = H Hᵀ / ‖H‖_F² of features H.
 
     Source: paper, theorem "SFE bounds output feature covariance".
 

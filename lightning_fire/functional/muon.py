@@ -1,4 +1,4 @@
-"""Direction of a Muon step: the momentum, orthogonalised and scaled."""
+"""Direction of a Muon step: the momentum, orthogonalized and scaled."""
 
 import math
 from typing import Literal
@@ -13,7 +13,7 @@ MuonScale = Literal["original", "match_rms_adamw"]
 
 @full_precision
 def muon_direction(momentum: Tensor, steps: int = 5, scale: MuonScale = "original") -> Tensor:
-    """Orthogonalise momenta by Newton–Schulz steps with Muon's coefficients, and scale them by their shape.
+    """Orthogonalize momenta by Newton–Schulz steps with Muon's coefficients, and scale them by their shape.
 
     Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; `"match_rms_adamw"`: Liu et
     al., Muon is scalable for LLM training, 2025. Singular values end up between about 0.7 and 1.2 times the scale.

@@ -86,7 +86,7 @@ def fire(
     scale: Scale = "paper",
     groups: int = 1,
 ) -> Tensor:
-    """Reinitialise a weight by FIRE: orthogonalise each of its `out × in` matrices, then set the scale.
+    """Reinitialize a weight by FIRE: orthogonalize each of its `out × in` matrices, then set the scale.
 
     Args:
         weight: Shape `(out, in / groups, *kernel)`: a Linear weight, or one of a convolution of any dimension. Each
@@ -95,7 +95,7 @@ def fire(
             polar factor, the limit of many steps.
         coefficients: The iteration, see `orthogonalize`; without effect for `steps="exact"`.
         scale: `"paper"`: √(out / in) / (number of kernel positions). `"none"`: 1. `"procrustes"`: per matrix the s that
-            minimises ‖W − sQ‖_F, which is ⟨W, Q⟩ / ‖Q‖_F².
+            minimizes ‖W − sQ‖_F, which is ⟨W, Q⟩ / ‖Q‖_F².
         groups: Number of convolution groups; each has its own matrices.
 
     Returns:

@@ -51,7 +51,7 @@ def parseval_gradient(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Te
 
 
 def unit_scale_penalty(weight: Tensor) -> Tensor:
-    """Counterpart of `parseval_penalty` for the scale γ of a normalisation layer, any shape: Σ (γ² − 1)², a scalar.
+    """Counterpart of `parseval_penalty` for the scale γ of a normalization layer, any shape: Σ (γ² − 1)², a scalar.
 
     Example:
         >>> import torch

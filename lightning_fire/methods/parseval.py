@@ -61,7 +61,7 @@ class Parseval(PenaltyMethod):
 
     def table(self, model: nn.Module) -> str:
         """Show the weights, and whether scales of normalization layers are included."""
-        return super().table(model) + ("\nand the scales of normalisation layers" if self.norms else "")
+        return super().table(model) + ("\nand the scales of normalization layers" if self.norms else "")
 
     def begin(self, model: nn.Module, training: Training) -> Penalty:
         """Select the weights."""
@@ -77,7 +77,7 @@ class IsometryPenalty(Penalty):
         super().__init__(weights | (_scales_of(model) if norms else {}), strength)
 
     def penalty_of(self, name: str, weight: Tensor) -> Tensor:
-        """Return the penalty of one weight or scale of a normalisation layer, a scalar."""
+        """Return the penalty of one weight or scale of a normalization layer, a scalar."""
         if name not in self._views:
             return unit_scale_penalty(weight)
         penalties = [parseval_penalty(view.read(), self._scale, view.groups) for view in self._views[name]]

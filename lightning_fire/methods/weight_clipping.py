@@ -20,7 +20,7 @@ from lightning_fire.where.trained import why_not_trained
 class WeightClipping(StepMethod):
     """Clips weights and biases to ±κ/√fan-in after each optimizer step.
 
-    That is κ times the bound of PyTorch's default initialisation of Linear and convolution layers. Logs nothing.
+    That is κ times the bound of PyTorch's default initialization of Linear and convolution layers. Logs nothing.
 
     Args:
         bound: κ, above 0 (paper: tuned, 1 to 5).

@@ -60,7 +60,7 @@ class WeightProjection(StepMethod):
         weights = weights_but_the_output(model) if self.where is None else self.where.select(model)
         if not normalization_layers(model):
             warn(
-                f"{type(model).__name__} has no normalisation layer: fixing the norms of its weights limits what it can"
+                f"{type(model).__name__} has no normalization layer: fixing the norms of its weights limits what it can"
                 " represent, and does not fix its effective learning rate. Put a LayerNorm before each nonlinearity.",
                 model,
             )

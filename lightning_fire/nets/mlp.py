@@ -47,7 +47,7 @@ _PLAIN = {"relu": nn.ReLU, "crelu": CReLU, "aid": AID}
 
 
 class MLP(nn.Module):
-    """Linear layers with a nonlinearity between them, by PyTorch's default initialisation.
+    """Linear layers with a nonlinearity between them, by PyTorch's default initialization.
 
     Args:
         inputs: Input dimension; of images, channels × height × width.

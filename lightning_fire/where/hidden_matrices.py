@@ -46,7 +46,7 @@ class HiddenMatrices(ByName):
             The weights by name, without `torch.compile`'s prefix; they also print as a table of the whole model.
 
         Raises:
-            ValueError: If nothing is selected, a pattern matches no weight, or a lazy layer is not initialised yet.
+            ValueError: If nothing is selected, a pattern matches no weight, or a lazy layer is not initialized yet.
         """
         candidates = [c for c in candidates_of(module) if not c.whole.layout.startswith("stacked")]
         layers = [c.views[0].parameter for c in candidates if not c.reason.startswith("recurrent")]

@@ -16,7 +16,7 @@ from lightning_fire.where.weight_view import WeightView
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """The entries of a bias or of a tensor of a normalisation layer, one for each unit, and the value of a new unit.
+    """The entries of a bias or of a tensor of a normalization layer, one for each unit, and the value of a new unit.
 
     That value is 0 for a bias, a shift and a running mean, and 1 for a scale and a running variance.
     """
@@ -47,7 +47,7 @@ class UnitLayer:
         layer: That layer, Linear or convolution.
         incoming: Its weight; row u holds the incoming weights of unit u.
         entries: Other values, one for each unit: the bias of the layer, and scales, shifts and running statistics of
-            the normalisation layers between it and the next weights.
+            the normalization layers between it and the next weights.
         outgoing: The weights of the next layers.
         observed: The module whose first input is the activation of the units, after norm and nonlinearity.
         dim: The dimension of that input that counts the units.
@@ -101,7 +101,7 @@ class UnitLayer:
 class HiddenUnits(ByName):
     """Selects layers of hidden units, found by tracing one forward pass, by name.
 
-    A layer is taken if its outputs go only through normalisation layers, nonlinearities, dropout, pooling and
+    A layer is taken if its outputs go only through normalization layers, nonlinearities, dropout, pooling and
     flattening into Linear and convolution weights. Units that go anywhere else, such as into a residual sum, an
     attention product or the output, are left alone, and the table gives the reason.
 

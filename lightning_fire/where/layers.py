@@ -39,7 +39,7 @@ def candidates_of(
         if isinstance(parameter, UninitializedParameter):
             name = plain(name)
             raise ValueError(
-                f"{name} is not initialised yet: let the model see a batch before the weights are selected"
+                f"{name} is not initialized yet: let the model see a batch before the weights are selected"
             )
     found: dict[nn.Parameter, Candidate] = {}
     modules = dict(model.named_modules())

@@ -55,7 +55,7 @@ class Producer:
     """A layer whose units are traced.
 
     Attributes:
-        entries: Its bias and tensors of normalisation layers, one entry a unit.
+        entries: Its bias and tensors of normalization layers, one entry a unit.
         consumers: The next layers, with the number of inputs of each unit.
         observed: Module, dimension and inputs of each unit, where the activation can be watched.
         reason: Why the units cannot be reset; empty if they can.
@@ -149,7 +149,7 @@ class _Tracer(TorchFunctionMode):
             by_weight |= {c.view.parameter: (c, block) for c, block in producer.consumers if c.with_gradients}
             producer.consumers = list(by_weight.values())
             if any(self._norm_uses[id(tensor), grad] > 1 for tensor, _ in producer.entries) and not producer.reason:
-                producer.reason = "its normalisation layer runs more than once"
+                producer.reason = "its normalization layer runs more than once"
             if not producer.consumers and not producer.reason:
                 producer.reason = "an output"
             if not producer.reason and producer.observed is None:
@@ -247,7 +247,7 @@ class _Tracer(TorchFunctionMode):
         track.producer.reason = track.producer.reason or reason
 
     def _record_norm(self, name: str, track: Track, before: Tensor, args: Args, kwargs: Named) -> bool:
-        """Note the entries of a normalisation layer that belong to units; return whether it has one for each."""
+        """Note the entries of a normalization layer that belong to units; return whether it has one for each."""
         named = dict(zip(_NORMS[name], args, strict=False)) | kwargs
         dim = before.ndim - 1 if name == "layer_norm" else 1
         if track.dim != dim or track.block != 1 or len(named.get("normalized_shape", (1,))) != 1:
@@ -255,7 +255,7 @@ class _Tracer(TorchFunctionMode):
         found = [(named[key], start) for key, start in _NORM_STARTS.items() if isinstance(named.get(key), Tensor)]
         reasons = [why_not_trained(tensor) for tensor, _ in found if isinstance(tensor, Parameter)]
         if any(reasons):
-            self._block(track, f"its normalisation layer is {next(filter(None, reasons))}")
+            self._block(track, f"its normalization layer is {next(filter(None, reasons))}")
         track.producer.entries.extend(found)
         return True
 

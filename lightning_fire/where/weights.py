@@ -99,7 +99,7 @@ class Weights(ByName):
 
         Raises:
             ValueError: If nothing is selected, a pattern matches no weight, a selected weight is parametrised, or a
-                lazy layer is not initialised.
+                lazy layer is not initialized.
         """
         candidates = candidates_of(module, self.layers, self.recurrent)
         declared = [candidate.name for candidate in candidates if candidate.declared]

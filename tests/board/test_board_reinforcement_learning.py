@@ -39,7 +39,7 @@ def vanilla():
     return logged(None)
 
 
-@pytest.mark.filterwarnings("ignore:DQNPolicy has no normalisation layer")  # WeightProjection
+@pytest.mark.filterwarnings("ignore:DQNPolicy has no normalization layer")  # WeightProjection
 @pytest.mark.parametrize("name", [name for name in KINDS if name])
 def test_every_method_learns_from_the_same_transitions_in_the_same_batches(vanilla, name):
     (own, states), (others, expected) = logged(KINDS[name]), vanilla

@@ -51,8 +51,8 @@ def test_parts_of_a_fused_weight_have_norms_of_their_own():
     assert [part.norm().item() for part in fused.chunk(3)] == pytest.approx(before)
 
 
-def test_warns_of_a_network_without_normalisation():
-    with pytest.warns(UserWarning, match="Sequential has no normalisation layer"):
+def test_warns_of_a_network_without_normalization():
+    with pytest.warns(UserWarning, match="Sequential has no normalization layer"):
         WeightProjection().attach(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
 
 

@@ -52,8 +52,8 @@ from lightning_fire.nets import ResNet
         ("relative_position_bias_table", (4, 3), "F32", "token or position embedding"),
         ("cls_token", (1, 1, 8), "F32", "token or position embedding"),
         ("pos_embed", (1, 5, 8), "F32", "token or position embedding"),
-        ("norm1.weight", (4, 3, 3), "F32", "normalisation"),
-        ("ln_f.weight", (4, 3), "F32", "normalisation"),
+        ("norm1.weight", (4, 3, 3), "F32", "normalization"),
+        ("ln_f.weight", (4, 3), "F32", "normalization"),
         (
             "conv.weight",
             (8, 1, 3, 3),

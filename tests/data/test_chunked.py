@@ -367,7 +367,7 @@ def test_validation_and_test_are_the_whole_test_set_in_order():
     assert model.tested == list(range(6)) * 2
 
 
-def test_normalisation():
+def test_normalization():
     data = datamodule(WarmStart(0.5, epochs=1), mean=(0.25,), std=(0.5,))
     pixels = torch.tensor([[[[0, 51], [102, 255]]]], dtype=torch.uint8)
     result, labels = data.on_after_batch_transfer((pixels, torch.tensor([3])), 0)

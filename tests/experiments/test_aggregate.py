@@ -80,7 +80,7 @@ def write_scores(folder: Path, of_methods: dict[str, list[float]]) -> Path:
 
 @pytest.fixture
 def tasks(tmp_path) -> list[str]:
-    """Two tasks of other scales, whose normalised scores are `FIRST` of vanilla and `SECOND` of fire."""
+    """Two tasks of other scales, whose normalized scores are `FIRST` of vanilla and `SECOND` of fire."""
     words = []
     for task, (low, high) in enumerate([(-10, 30), (100, 900)]):
         of = {"vanilla": FIRST, "fire": SECOND, f"only_{task}": FIRST}
@@ -99,7 +99,7 @@ def test_sums_up_as_rliable_does(tasks, tmp_path, capsys):
     lines = (tmp_path / "out" / "table.txt").read_text().splitlines()
     assert lines[2].split()[:4] == ["vanilla", "2", "5", f"{RLIABLE['vanilla'][0]:.3f}"]
     assert lines[3].split()[-4] == f"{RLIABLE['better'][0]:.2f}"
-    assert "score: normalised final;" in capsys.readouterr().out
+    assert "score: normalized final;" in capsys.readouterr().out
 
 
 def test_writes_the_scores_of_all_runs_and_the_table(tasks, tmp_path):

@@ -161,7 +161,7 @@ def test_empty(shape):
 
 
 @pytest.mark.parametrize("shape", [(1, 7), (7, 1), (1, 1)])
-def test_vectors_are_normalised(shape):
+def test_vectors_are_normalized(shape):
     vector = torch.arange(1.0, math.prod(shape) + 1).reshape(shape)
     for result in (orthogonalize(vector, steps=5), polar(vector)):
         assert_near(result, vector / vector.norm())

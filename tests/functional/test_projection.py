@@ -1,4 +1,4 @@
-"""`project_to_norm` against the slow version, and what a norm means before a normalisation layer."""
+"""`project_to_norm` against the slow version, and what a norm means before a normalization layer."""
 
 import pytest
 import reference

@@ -35,7 +35,7 @@ from lightning_fire.methods import (  # noqa: E402
     WeightProjection,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*Policy has no normalisation layer")  # of WeightProjection
+pytestmark = pytest.mark.filterwarnings("ignore:.*Policy has no normalization layer")  # of WeightProjection
 
 
 def small():

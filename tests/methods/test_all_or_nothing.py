@@ -37,7 +37,7 @@ CASES = {kind.name: made(kind, "head") for kind in METHODS} | {
 
 
 class Net(nn.Module):
-    """Hidden units, normalisation with running statistics, a buffer made by `expand`, and a head."""
+    """Hidden units, normalization with running statistics, a buffer made by `expand`, and a head."""
 
     def __init__(self):
         super().__init__()

@@ -252,7 +252,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("event", [FIRE(), FullReset(fresh_seed=0), ShrinkAndPerturb(strength=0.02, fresh_seed=0)])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_honest_steps_are_no_error(name, event, given):
-    """Also steps that reach the old weights by themselves: the loss is convex, and LBFGS minimises it in a step."""
+    """Also steps that reach the old weights by themselves: the loss is convex, and LBFGS minimizes it in a step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16))
     step(model, torch.optim.LBFGS(model.parameters(), max_iter=50))

@@ -1,4 +1,4 @@
-"""SAC against torch's distributions, its targets and normalisation, and that it learns."""
+"""SAC against torch's distributions, its targets and normalization, and that it learns."""
 
 import pytest
 import torch

@@ -211,7 +211,7 @@ UNIT_RESETS = [path for path in OF_IMAGES if path.parent.parent.name == "vision"
 
 @pytest.mark.parametrize("path", UNIT_RESETS, ids=name_of)
 def test_unit_resets_score_as_in_the_code_for_which_the_papers_values_were_tuned(path):
-    """The authors' code: outputs of layers, before normalisation; ReDo by the last 512, at the end of each epoch."""
+    """The authors' code: outputs of layers, before normalization; ReDo by the last 512, at the end of each epoch."""
     redo, snr = arguments_of(path, "redo"), arguments_of(path, "snr")
     continual_backprop = arguments_of(path, "continual_backprop")
     assert {settings["score"] for settings in (redo, snr, continual_backprop)} == {"pre_activation"}

@@ -316,7 +316,7 @@ def test_layers_that_read_units_without_gradients_are_outgoing():
 def test_a_shared_norm_grouped_convolutions_and_frozen_layers_are_left_alone():
     norm = nn.BatchNorm1d(4)
     net = nn.Sequential(nn.Linear(4, 4), norm, nn.ReLU(), nn.Linear(4, 4), norm, nn.ReLU(), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match="its normalisation layer runs more than once"):
+    with pytest.raises(ValueError, match="its normalization layer runs more than once"):
         HiddenUnits().select(net, lambda: net(torch.randn(3, 4)))
     convs = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU(), nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 2, 1))
     convs.append(nn.Conv2d(2, 2, 1))
@@ -369,7 +369,7 @@ def test_units_that_go_into_frozen_or_shared_weights_are_left_alone():
     assert [layer.name for layer in selection] == ["4"]
     norm = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
     norm[1].requires_grad_(False)
-    assert "its normalisation layer is frozen" in str(HiddenUnits().select(norm, lambda: norm(torch.ones(1, 3))))
+    assert "its normalization layer is frozen" in str(HiddenUnits().select(norm, lambda: norm(torch.ones(1, 3))))
 
     class Tied(nn.Module):
         def __init__(self):

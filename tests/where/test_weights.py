@@ -519,10 +519,10 @@ def test_a_network_that_is_only_named_target_is_taken(layers):
         ),
         (lambda: Weights(exclude="head"), "`exclude` must be a list of regular expressions, got the string 'head'"),
         (lambda: Weights(include=[3]), "`include` has 3, not a regular expression"),
-        (lambda: Weights().select(nn.Sequential(nn.LazyLinear(3))), r"0\.weight is not initialised yet"),
+        (lambda: Weights().select(nn.Sequential(nn.LazyLinear(3))), r"0\.weight is not initialized yet"),
         (
             lambda: Weights().select(nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d())),
-            r"1\.weight is not initialised",
+            r"1\.weight is not initialized",
         ),
     ],
 )

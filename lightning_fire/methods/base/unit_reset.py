@@ -49,7 +49,7 @@ def watch_output(layer: UnitLayer, score: Output, see: Callable[[Tensor], None])
 
     Args:
         layer: The units.
-        score: `"activation"`: the output after normalisation and nonlinearity, whose shape `UnitLayer.activity` takes.
+        score: `"activation"`: the output after normalization and nonlinearity, whose shape `UnitLayer.activity` takes.
             `"pre_activation"`: the output of their layer, before both, whose shape `UnitLayer.pre_activity` takes.
         see: Gets the tensor, with its graph.
 
