@@ -1,4 +1,4 @@
-"""Methods in Lightning: `PlasticityCallback` applies any of them, and what goes with it."""
+"""Lightning callbacks: `PlasticityCallback` applies any method; others monitor or prepare a training."""
 
 from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar

@@ -17,10 +17,9 @@ _PAUSE = 0.1  # seconds between two redraws
 class ChunkProgressBar(TQDMProgressBar):
     """Progress bar that shows `Epoch 203 (chunk 2/2)` if the DataModule has `chunk` and `num_chunks`.
 
-    Of a module with a `step_loss`, as `LanguageModel` has it, it shows that as `train/loss_step`.
-
-    It is redrawn at most ten times a second, and when an epoch or a validation begins or ends. Lightning's is redrawn
-    twice after each batch, which takes as long as the step of a small network and reads metrics from the GPU.
+    If the module has a `step_loss`, as `LanguageModel` does, it is shown as `train/loss_step`. The bar is redrawn at
+    most ten times a second, and when an epoch or a validation starts or ends. Lightning's bar is redrawn twice after
+    each batch, which reads metrics from the GPU and takes as long as the step of a small network.
     """
 
     shows_step_loss = True
@@ -34,11 +33,11 @@ class ChunkProgressBar(TQDMProgressBar):
             self.train_progress_bar.set_description(f"Epoch {trainer.current_epoch} (chunk {chunk + 1}/{num_chunks})")
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Return what the bar shows: what is logged for it, and the loss of the last step."""
+        """Metrics shown in the bar: those logged for it, and the loss of the last step."""
         loss = getattr(pl_module, "step_loss", None)
         metrics: dict[str, Any] = dict(super().get_metrics(trainer, pl_module))
         if isinstance(loss, Tensor) and loss.numel() == 1:
-            metrics["train/loss_step"] = float(loss)  # waits for a GPU, at each redraw
+            metrics["train/loss_step"] = float(loss)  # waits for the GPU at each redraw
         return metrics
 
     def on_train_batch_end(

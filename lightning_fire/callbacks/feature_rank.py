@@ -1,4 +1,4 @@
-"""Feature rank as a callback: steps up the rank of the hidden features, the ER of L2-ER (Prakash et al., ICML 2026)."""
+"""Rank ascent as a callback: steps that increase the rank of features, the ER of L2-ER (Prakash et al., ICML 2026)."""
 
 import math
 from typing import Any
@@ -20,14 +20,14 @@ from lightning_fire.where.argument import checked
 
 
 class FeatureRank(MethodCallback):
-    """Gradient ascent on the mean entropy rank of the hidden features, a step every `every_n_batches` batches.
+    """Gradient ascent on the mean entropy rank of the hidden features, one step every `every_n_batches` batches.
 
     Combined with an optimizer with an L2 penalty, such as `torch.optim.Adam(…, weight_decay=1e-4)`, it is L2-ER. Logs
     `feature_rank/rank`, the mean rank before the last step, at the end of each epoch in which it acts.
 
     Args:
-        lr: Learning rate of its steps (paper's code: tuned, 1e-2 to 1e-5).
-        every_n_batches: Number of batches in a step, at least 1; the last batches of an epoch also make a step (paper's
+        lr: Learning rate of these steps (paper's code: tuned, 1e-2 to 1e-5).
+        every_n_batches: Number of batches per step, at least 1; the last batches of an epoch also make a step (paper's
             code: 5, 12, or 100 of a single sample).
         start_chunk: Number of changes of the data before which it does nothing.
         where: The units whose features count. Default: `HiddenUnits()`, all that can be resolved.
@@ -45,7 +45,7 @@ class FeatureRank(MethodCallback):
         at_least(1, every_n_batches=every_n_batches)
         self.lr, self.every_n_batches = lr, every_n_batches
         self.where = checked(where, HiddenUnits())
-        self._batches: list[Any] = []  # since the last step
+        self._batches: list[Any] = []  # batches since the last step
         self._rank = math.nan
 
     def idle_epochs(self, horizon: Horizon) -> float:

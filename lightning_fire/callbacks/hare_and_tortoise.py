@@ -15,11 +15,11 @@ from lightning_fire.when import EveryNEpochs, Horizon, Schedule
 
 
 class HareAndTortoise(EventCallback):
-    """Sets the module, the hare, back to the EMA of its weights, the tortoise, see `methods.Tortoise`.
+    """Resets the module (the hare) to the EMA of its weights (the tortoise), see `methods.Tortoise`.
 
-    See `methods.Tortoise`. The tortoise is updated after each optimizer step. Validation, test and prediction
-    use its weights, training those of the hare. Checkpoints keep it as the state of this callback. Logs the same
-    metrics as `FIRECallback`, of the weights that `Weights()` selects, as `hare_and_tortoise/…`.
+    The tortoise is updated after each optimizer step. Validation, test and prediction use its weights, training those
+    of the hare. Checkpoints contain it as the state of this callback. Logs the metrics of `FIRECallback`, for the
+    weights that `Weights()` selects, as `hare_and_tortoise/…`.
 
     Args:
         when: Schedule of the resets, or several of which any may be due. Default: `EveryNEpochs(10)`.
@@ -27,8 +27,8 @@ class HareAndTortoise(EventCallback):
         log: What to log. Default: `Log()`.
 
     Raises:
-        ValueError: If `momentum` is out of range; at an event, if the tortoise has a NaN or Inf: nothing has been
-            changed then.
+        ValueError: If `momentum` is out of range; at an event, if the tortoise has a NaN or Inf; the module is
+            unchanged then.
     """
 
     name = "hare_and_tortoise"
@@ -58,7 +58,7 @@ class HareAndTortoise(EventCallback):
         change: Change = self._method.plan(self.logs.weights, trainer.optimizers)
         return change
 
-    @torch.inference_mode(False)  # what is cloned here is written to outside of it
+    @torch.inference_mode(False)  # clones made here are written to outside of inference mode
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._method is not None or self._state:
             self._swapped = self._method or self._make(pl_module)

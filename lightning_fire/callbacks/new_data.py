@@ -1,4 +1,4 @@
-"""A word to the methods of a Trainer that its data has changed."""
+"""Notify the callbacks of a Trainer that its data has changed."""
 
 from lightning.pytorch import Trainer
 
@@ -7,18 +7,18 @@ from lightning_fire.callbacks.base.progress import Progress
 
 
 def announce_new_data(trainer: Trainer) -> None:
-    """Notify each method of this Trainer that the data has changed: the next epoch to begin is the first to use it.
+    """Notify each callback of this Trainer that the data has changed, from the next epoch on.
 
-    For data without a DataModule that has a `chunk` attribute: call it from `train_dataloader()`, or anywhere before
-    that epoch, for example before `fit(ckpt_path=…)`. A resumed run may call it again for the epoch in which it was
-    interrupted, from `train_dataloader()`: it counts once. Before the very first epoch it has no effect, as there is
-    no older data.
+    Not needed with a DataModule that has a `chunk` attribute. Call it from `train_dataloader()`, or anywhere before
+    that epoch, for example before `fit(ckpt_path=…)`. If a resumed run calls it again in `train_dataloader()` for the
+    epoch in which it was interrupted, it counts once. Before the very first epoch it has no effect, as there is no
+    older data.
 
     Args:
         trainer: The Trainer whose callbacks are notified.
 
     Raises:
-        TypeError: If it is not a Trainer.
+        TypeError: If `trainer` is not a Trainer.
     """
     if not hasattr(trainer, "callbacks"):
         raise TypeError(f"`trainer` must be a Trainer, got {type(trainer).__name__}")

@@ -25,32 +25,32 @@ from lightning_fire.where import Weights
 class PlasticityCallback(EventCallback):
     """Applies a method to the module that a Trainer trains: at events, or at every step.
 
-    A method with events, such as `FIRE`, acts when the schedule is due, before a batch: at new data before its first.
-    Logged are, under its name: `{name}/event`; for a change of weights the normalized deviation from isometry before
-    and after (`{name}/dfi_normalized_before`, `…_after`; the paper's, which depends on the scale, as
-    `{name}.raw/dfi_before`, `…_after`), the squared Frobenius error (`{name}/sfe`, `{name}/sfe_normalized`) and
-    `{name}/seconds`; the same per layer under `{name}.layers/`; what else the method reports; and for the network on
-    the first 8 samples of this batch the largest eigenvalue of the Hessian of its loss before and after,
-    `{name}/lambda_max_before` and `{name}/lambda_max_after`.
+    A method with events, such as `FIRE`, acts before a batch if the schedule is due; with new data, before its first
+    batch. It logs `{name}/event`. For a change of weights it also logs the normalized deviation from isometry before
+    and after (`{name}/dfi_normalized_before`, `…_after`; the paper's scale-dependent one as `{name}.raw/dfi_before`,
+    `…_after`), the squared Frobenius error (`{name}/sfe`, `{name}/sfe_normalized`), `{name}/seconds`, and the same per
+    layer under `{name}.layers/`. It logs further metrics of the method, and the largest eigenvalue of the Hessian of
+    the loss on the first 8 samples of this batch before and after, `{name}/lambda_max_before` and
+    `{name}/lambda_max_after`.
 
-    A method that acts at every step, such as `L2Init`, logs what it measures, such as `{name}/penalty`, at the end of
-    each epoch in which it acts.
+    A method that acts at every step, such as `L2Init`, logs its metrics, such as `{name}/penalty`, at the end of each
+    epoch in which it acts.
 
     Args:
         method: The method, such as `FIRE()`.
-        when: Schedule of the events, or several of which any may be due. Default: that of the method, mostly
-            `AtNewData()`, the start of every chunk but the first.
-        start_chunk: Do nothing before a batch has been trained after this number of changes of the data, at least 0
-            (paper, warm start: 1 for the methods that act during training).
+        when: Schedule of the events, or several of which any may be due. Default: that of the method, for most
+            `AtNewData()`, the start of every chunk except the first.
+        start_chunk: Number of changes of the data before which it does nothing, at least 0 (paper, warm start: 1 for
+            the methods that act at every step).
         log: What to log. Default: `Log()`.
 
     Raises:
         TypeError: If `method` is not a method, or `when` not a schedule.
         ValueError: If an argument is out of range, or a schedule is given for a method that acts at every step; before
-            training, if nothing is selected; at an event, if a weight has a NaN or Inf: nothing has been changed then.
-        MisconfigurationException: Before training, if the schedule can never be due, the strategy keeps weights in
-            pieces, the initial values that a method needs are not known, or the module optimizes manually and has no
-            `loss_on` that a method needs.
+            training, if nothing is selected; at an event, if a weight has a NaN or Inf; the module is unchanged then.
+        MisconfigurationException: Before training, if the schedule can never be due, the strategy splits weights, the
+            method needs initial values that are not known, or the method needs `loss_on` and the module, which
+            optimizes manually, does not have it.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -74,7 +74,7 @@ class PlasticityCallback(EventCallback):
         self.acts_on_shards, self.keeps_state = method.acts_on_shards, not isinstance(method, EventMethod)
         self.name = self.logs.name or method.name
         self.initial = KeptInitialValues() if method.needs_initial_values else None
-        self._active = False  # in a batch since the last step
+        self._active = False  # batches since the last step
 
     @property
     def title(self) -> str:
@@ -117,7 +117,7 @@ class PlasticityCallback(EventCallback):
                 self._method.load_state_dict(self._state)
                 selected = self._method.selected()
             else:
-                assert isinstance(self.method, EventMethod)  # the other kind of methods
+                assert isinstance(self.method, EventMethod)  # methods that act at every step
                 selected = self.method.selected(pl_module, training)
         if selected:
             when = "" if isinstance(self.when, Never) else f", {self.when!r}"
@@ -128,7 +128,7 @@ class PlasticityCallback(EventCallback):
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.trained_chunk < self.start_chunk and not isinstance(self.when, Never):
-            self._now.last_event = clock.step  # nor at the first batch on new data, before which no step is made
+            self._now.last_event = clock.step  # not at the first batch on new data: no step precedes it
             return
         super().at(trainer, pl_module, clock)
 
@@ -149,7 +149,7 @@ class PlasticityCallback(EventCallback):
         super().on_train_batch_end(trainer, pl_module, *args)
 
     def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._active:  # the same on every rank, also if the watched layers have not run
+        if self._active:  # equal on all ranks, also if the watched layers have not run
             self._active = False
             self._method.after_step()
 
@@ -172,9 +172,9 @@ class PlasticityCallback(EventCallback):
 
 
 class _FitTraining:
-    """The `methods.Training` of a fit: the Trainer's optimizers, the batch in hand, and the next ones.
+    """The `methods.Training` of a fit: the Trainer's optimizers, the current batch, and the next ones.
 
-    Its ranks are those of the Trainer, which may train on its own in a process group of independent trainings.
+    Its ranks are those of the Trainer, which may be a single process in a group of independent trainings.
     """
 
     def __init__(self, given: BatchInHand, callback: EventCallback):
@@ -187,12 +187,12 @@ class _FitTraining:
 
     @property
     def optimizers(self) -> Sequence[Any]:
-        """Those of the Trainer, also after they have been replaced."""
+        """Optimizers of the Trainer, also after a replacement."""
         return self._trainer.optimizers
 
     @property
     def averages(self) -> Sequence[Any]:
-        """Those that other callbacks keep now: some are made during training."""
+        """Averages currently held by other callbacks: some are created during training."""
         return averages_in(undeclared(self._trainer).callbacks)
 
     def initial(self) -> Mapping[str, Tensor]:

@@ -38,35 +38,37 @@ from lightning_fire.where.argument import checked
 class PlasticityMonitor(MethodCallback):
     """Logs metrics of plasticity at the end of epochs, and their cost.
 
-    Of the weights, at the end of every `every_n_epochs`-th epoch: `plasticity/dfi_normalized` and `plasticity.raw/dfi`,
-    means over the weights; `plasticity/weight_norm`, the Frobenius norm of all of them; `plasticity/gradient_norm`, of
-    the gradient of the last step of the epoch, before clipping, with what callbacks before this one have added to it.
+    Weights, at the end of every `every_n_epochs`-th epoch: `plasticity/dfi_normalized` and `plasticity.raw/dfi`, means
+    over the weights; `plasticity/weight_norm`, the Frobenius norm of all of them; `plasticity/gradient_norm`, the norm
+    of the gradient of the epoch's last step, before clipping, including changes by earlier callbacks.
 
-    Of the network on the last batches of an epoch, in evaluation mode and without side effects, at the end of the first
-    epoch after each `data_every_n_steps` steps: `plasticity/dormant_fraction` of its hidden units; `plasticity/srank`,
-    `plasticity/stable_rank` and `plasticity/entropy_rank` of the features that its last layer gets;
-    `plasticity/readiness` and `plasticity/critical_sharpness` of its loss on the first 16 samples; with
-    `Log(curvature=True)`, `plasticity/lambda_max` and `plasticity/lambda_max_residual`, the largest eigenvalue of the
-    Hessian of its loss on the first 8 samples.
+    Network, on the last batches of an epoch, in evaluation mode and without side effects, at the end of the first epoch
+    after each `data_every_n_steps` steps: `plasticity/dormant_fraction` of its hidden units; `plasticity/srank`,
+    `plasticity/stable_rank` and `plasticity/entropy_rank` of the inputs of its last layer; `plasticity/readiness` and
+    `plasticity/critical_sharpness` of its loss on the first 16 samples; with `Log(curvature=True)`,
+    `plasticity/lambda_max` and `plasticity/lambda_max_residual`, the largest eigenvalue of the Hessian of its loss on
+    the first 8 samples.
 
-    `plasticity/seconds` is the time that all this took, and `plasticity/overhead` the sum of these times in this fit as
-    a fraction of the rest. Per layer, under `plasticity.layers/`: both DfI and the dormant fraction. At the start of
-    each epoch: `plasticity/chunk`, the number of changes of the data. Before the first step on new data, after the
-    events of all callbacks: `plasticity/dfi_normalized_at_new_data` and `plasticity.raw/dfi_at_new_data`.
+    Cost: `plasticity/seconds`, the time of this measurement, and `plasticity/overhead`, the total measuring time
+    divided by the remaining time of the fit. Per layer, under `plasticity.layers/`: both DfI and the dormant fraction.
+    At the start of each epoch: `plasticity/chunk`, the number of changes of the data. Before the first step on new
+    data, after the events of all callbacks: `plasticity/dfi_normalized_at_new_data` and
+    `plasticity.raw/dfi_at_new_data`.
 
-    Compare values with earlier ones of the same training: with thresholds from other trainings the best of them, srank,
-    is wrong for a quarter of the events. Within a training srank and the dormant fraction go along with the gain of an
-    event, if weakly; readiness, critical sharpness and λ_max of the last data do not (docs, "When should FIRE act?").
+    Compare values with earlier ones of the same training: with thresholds from other trainings even the best metric,
+    srank, is wrong for a quarter of the events. Within a training srank and the dormant fraction are weakly correlated
+    with the gain of an event; readiness, critical sharpness and λ_max on the last data are not (docs, "When should FIRE
+    act?").
 
     Args:
         where: The weights to evaluate. Default: `Weights()`.
         every_n_epochs: Evaluate the weights at the end of every n-th epoch.
         data_every_n_steps: Steps between measurements on data; None: never.
-        num_batches: Number of batches for a measurement on data, at most an epoch of them; of data whose length is not
-            known, 1. It keeps a copy of them until the epoch ends.
+        num_batches: Number of batches for a measurement on data, at most one epoch; 1 for data of unknown length. A
+            copy of them is kept until the epoch ends.
         units: The hidden units to evaluate. Default: `HiddenUnits()`, all that can be resolved.
-        dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
-        log: What to log: with `curvature=True` also λ_max, at most 5 products with the Hessian. Default: `Log()`.
+        dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times the mean of its layer.
+        log: What to log; `curvature=True` adds λ_max, at most 5 products with the Hessian. Default: `Log()`.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no weight.
@@ -101,14 +103,14 @@ class PlasticityMonitor(MethodCallback):
         self._looks = False
         self._last_look = 0  # steps done then
         self._last_batches: deque[BatchInHand] = deque(maxlen=int(num_batches))  # of this epoch
-        self._seen: dict[str, float] = {}  # what these show, until it is logged
+        self._seen: dict[str, float] = {}  # values of these, until they are logged
         self._gradients: dict[Optimizer, float] = {}  # norms, by optimizer
         self._began = self._seconds = self._seconds_of_look = 0.0
         self._new_data = False  # from the start of an epoch on new data to its first batch
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._chosen:
-            self.where.select(pl_module)  # raises before training where nothing is matched
+            self.where.select(pl_module)  # raises before training if nothing matches
 
     def show_selection(self, pl_module: LightningModule) -> str:
         return ""  # it changes nothing
@@ -162,7 +164,7 @@ class PlasticityMonitor(MethodCallback):
         if gradients:
             norms = torch.stack([gathered(gradient.norm()) for gradient in gradients])
             norm = norms.norm() / loss_scale(trainer, optimizer)
-            self._gradients[optimizer] = float(norm)  # where one steps several times, of the last of them
+            self._gradients[optimizer] = float(norm)  # of the last step, if there are several
 
     @torch.no_grad()
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
@@ -202,7 +204,7 @@ class PlasticityMonitor(MethodCallback):
         return report_of_weights(pl_module, self.where.select(pl_module) if self._chosen else None)
 
     def _look(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
-        """Return the metrics of the network on the last batches of the epoch."""
+        """Measure the network on the last batches of the epoch; return the metrics."""
         means, gram, failure, batches = None, None, None, list(self._last_batches)
         try:
             with evaluating(pl_module):

@@ -1,4 +1,4 @@
-"""Plasticity as what a copy of the module learns of a held-out task in some steps."""
+"""Plasticity measured by training a copy of the module on a held-out task for some steps."""
 
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
@@ -23,23 +23,23 @@ from lightning_fire.when import Clock
 
 
 class PlasticityProbe(MethodCallback):
-    """Logs how well a copy of the module learns a held-out task, always the same one, in some steps.
+    """Logs how well a copy of the module learns a fixed held-out task in some steps.
 
     After Hernandez-Garcia et al. (arXiv 2606.24752), who let copies of a language model learn Vietnamese. `probe/loss`
-    is the mean of the losses of all steps, each on a batch before the update with it: the area under the learning
-    curve. `probe/last_loss` is the mean over the last fifth of the steps. Both are logged before the first batch, of
+    is the mean of the losses of all steps, each on a batch before the update with it (the area under the learning
+    curve). `probe/last_loss` is the mean over the last fifth of the steps. Both are logged before the first batch, for
     the new network, and at the end of every `every_n_epochs`-th epoch. With `at_new_data`, `probe/loss_at_new_data` and
     `probe/last_loss_at_new_data` are logged before the first step on new data, after the events of all callbacks.
 
     The copy starts with a new optimizer. The training itself is bit-identical to one without the probe.
 
     Args:
-        task: Batches of the held-out task, as the module gets them in training, in an order that does not change. Each
-            probe uses the first `steps` of them, on every rank. Default: the `probe_dataloader()` of the DataModule.
+        task: Batches of the held-out task, as the module gets them in training, in a fixed order. Each probe uses the
+            first `steps` of them, on every rank. Default: the `probe_dataloader()` of the DataModule.
         steps: Number of steps of a probe.
         optimizer: Function from the parameters to the optimizer of the copy. Default: Adam with learning rate 1e-3.
         every_n_epochs: Probe at the end of every n-th epoch.
-        at_new_data: Whether to probe also what a method makes of the network at new data.
+        at_new_data: Whether to probe also at new data, after events.
 
     Raises:
         ValueError: If an argument is out of range; when training starts, if the task is missing, shuffled, or has

@@ -12,7 +12,7 @@ from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.optimizers import with_inner
 
-_COUNTS = ("num_steps", "step", "k")  # of steps, that optimizers keep in their groups, as UPGD does for its noise
+_COUNTS = ("num_steps", "step", "k")  # step counts in parameter groups, such as that of UPGD for its noise
 
 
 class RestartSchedulers(EventCallback):
@@ -20,12 +20,13 @@ class RestartSchedulers(EventCallback):
 
     Schedulers and the settings of parameter groups (learning rate, momentum, weight decay) are then those of a new
     training, also for `OneCycleLR`, `ReduceLROnPlateau` and schedules of other libraries. Parameters that were trained
-    before keep their optimizer state (moments, step counts, also those that are kept by group); new ones, as of a
-    larger head, are added. Groups that were added to an optimizer later, as `BackboneFinetuning` does, do not change.
+    before keep their optimizer state (moments and step counts, also those stored by group); new ones, such as those of
+    a larger head, are added. Groups added to an optimizer later, as by `BackboneFinetuning`, do not change.
 
-    A schedule in optimizer steps gets its length from `configure_optimizers`, which runs with the new data loaded:
-    `self.trainer.estimated_stepping_batches` is `max_epochs` times an epoch of it. `self.trainer.num_training_batches`
-    is that epoch only at an event: at the first call, before training, no data is loaded and it is `inf`.
+    `configure_optimizers` runs with the new data loaded and sets the length of a schedule in optimizer steps:
+    `self.trainer.estimated_stepping_batches` is `max_epochs` times an epoch of the new data.
+    `self.trainer.num_training_batches` is one such epoch, but only at an event: at the first call, before training, no
+    data is loaded and it is `inf`.
 
     `Classifier` and `LanguageModel` restart their learning rates by themselves and do not need this callback.
 
@@ -40,7 +41,7 @@ class RestartSchedulers(EventCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        if self.num_events:  # resumed: checkpoints do not hold the functions of LambdaLR, which may know a length
+        if self.num_events:  # resumed: checkpoints lack the functions of LambdaLR, which may depend on a length
             states = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
             settings = [_settings(optimizer) for optimizer in trainer.optimizers]
             _configure_again(trainer, trainer.optimizers)
@@ -70,7 +71,7 @@ def _configure_again(trainer: Trainer, before: Sequence[Optimizer]) -> None:
     """Replace optimizers and schedulers by new ones, with the optimizer state of the optimizers `before`."""
     trainer.strategy.setup_optimizers(trainer)
     for new, old in zip(trainer.optimizers, before, strict=False):
-        for group in old.param_groups[len(new.param_groups) :]:  # added since, as by BackboneFinetuning
+        for group in old.param_groups[len(new.param_groups) :]:  # added later, as by BackboneFinetuning
             later = set(group["params"])
             for own in new.param_groups:
                 own["params"] = [parameter for parameter in own["params"] if parameter not in later]

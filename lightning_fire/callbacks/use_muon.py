@@ -1,4 +1,4 @@
-"""Muon from an event on, AdamW before."""
+"""Switch from AdamW to Muon at an event."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Pure functions of the methods: tensors in, new tensors out. Imports torch only."""
+"""Pure functions on tensors, which return new tensors. Imports torch only."""
 
 from lightning_fire.functional.critical_sharpness import CriticalSharpness, critical_sharpness
 from lightning_fire.functional.curvature import Eigenvalue, hessian_product, largest_eigenvalue, loss_curvature

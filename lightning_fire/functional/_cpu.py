@@ -1,8 +1,8 @@
-"""Newton–Schulz steps and polar factors, by faster ways on a CPU that differ from the plain ways by rounding only.
+"""Newton–Schulz steps and polar factors on a CPU: faster algorithms that differ by rounding only.
 
-Large matrices are treated one by one there, each on one thread, by eigendecompositions of Gram matrices where these
-are cheaper than steps or singular value decompositions. N steps amount to X ← X h(XᵀX) with one polynomial h, which is
-applied to the eigenvalues of XᵀX. A wide matrix is treated as its transpose. Costs are measured (float32, MKL).
+Large matrices are computed one by one, each on one thread, by eigendecompositions of Gram matrices if these are cheaper
+than steps or singular value decompositions. N steps are X ← X h(XᵀX) with a polynomial h, which is applied to the
+eigenvalues of XᵀX. A wide matrix is transposed. Costs were measured (float32, MKL).
 """
 
 import math
@@ -18,8 +18,8 @@ from lightning_fire.functional.products import by_products, by_svd
 
 _BLOCK = 128  # rows of a symmetric product at a time, fastest of 96 to 384
 _STEEPEST = 80.0  # times ε this is 5e-6 in float32; measured errors are up to 4 times that, 9 with one dominant σ
-_LEAST = 192  # short side from which deflation takes less time than a singular value decomposition
-_SMALL = 32  # short side up to which a pass of deflation takes longer than a singular value decomposition
+_LEAST = 192  # short side from which deflation is faster than a singular value decomposition
+_SMALL = 32  # short side up to which a pass of deflation is slower than a singular value decomposition
 _GAP = 0.02  # singular values below this fraction of the largest wait for the next pass
 _NOISE = 1e-9  # instead of zeros, as a fraction of the largest entry: far below rounding
 
@@ -52,9 +52,9 @@ def projected(x: Tensor) -> Tensor:
 def by_spectrum(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor | None:
     """Return `newton_schulz` of X / ‖X‖_F, shape `(m, n)`, from the eigenvalues of the Gram matrix.
 
-    The Gram matrix holds λ = σ² up to a rounding error of about ε λ_max, which is harmless as far as h is flat on that
-    scale. h rises to p(0)^N towards λ = 0, where it is steep for many steps, and steeper for Muon's coefficients. None
-    where the error would show: relative errors in float32 then pass 2e-5.
+    The Gram matrix holds λ = σ² up to a rounding error of about ε λ_max, which is harmless where h is flat on that
+    scale. Towards λ = 0, h rises to p(0)^N and is steep for many steps, and steeper for Muon's coefficients. Returns
+    None if relative errors in float32 could exceed 2e-5.
     """
     tall = x.shape[-2] >= x.shape[-1]
     y = x if tall else x.mT
@@ -71,11 +71,10 @@ def by_spectrum(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tenso
 
 
 def spectrum_is_cheaper(m: int, n: int, steps: int, coefficients: tuple[float, ...]) -> bool:
-    """Return whether `by_spectrum` is likely to be exact enough for an m × n matrix and takes less time than the steps.
+    """Return whether `by_spectrum` is likely to be accurate enough for an m × n matrix and faster than the steps.
 
-    Counted in products of two r × r matrices, with r = min(m, n). An eigendecomposition, with all calls around it,
-    takes as long as 5 of them for large r, and as 5 + 4.5e5 / r² for small ones (r from 128 to 1024); 6e5 excludes
-    shapes where the gain is not sure.
+    Costs in products of two r × r matrices, r = min(m, n): an eigendecomposition, with overhead, costs 5 of them for
+    large r, and 5 + 4.5e5 / r² for small ones (r from 128 to 1024); 6e5 excludes shapes with an uncertain gain.
     """
     short = min(m, n)
     application = max(m, n) / short
@@ -89,10 +88,10 @@ def spectrum_is_cheaper(m: int, n: int, steps: int, coefficients: tuple[float, .
 def by_deflation(x: Tensor) -> Tensor:
     """Return U Vᵀ of a matrix X = U diag(σ) Vᵀ, completed if rank-deficient, by eigendecompositions of Gram matrices.
 
-    The eigenvectors V of XᵀX belong to large σ reliably, to small ones not: squaring loses those below √ε σ_max. So the
-    columns of X V that belong to large σ are divided by their lengths, and the others, made orthogonal to them, are a
-    smaller matrix with a σ_max of its own, which is treated in the same way. Cubic steps at the end square the
-    deviation from orthonormality: ‖QᵀQ − I‖_F / √r is about 3e-7 in float32 after them.
+    The eigenvectors V of XᵀX are accurate for large σ but not for small ones: squaring loses those below √ε σ_max. So
+    the columns of X V with large σ are divided by their lengths. The others, orthogonalized against them, form a
+    smaller matrix with its own σ_max, which is treated in the same way. Cubic steps at the end square the deviation
+    from orthonormality: ‖QᵀQ − I‖_F / √r is about 3e-7 in float32 after them.
     """
     tall = x.shape[-2] >= x.shape[-1]
     y = x if tall else x.mT
@@ -113,7 +112,7 @@ def by_deflation(x: Tensor) -> Tensor:
 
 
 def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return AᵀB where it is symmetric; only its lower half is computed, in 0.7 times the time for large n."""
+    """Return a symmetric product AᵀB; only its lower half is computed, in 0.7 times the time for large n."""
     size = a.shape[-1]
     result = a.new_empty(size, size)
     for start in range(0, size, _BLOCK):
@@ -124,7 +123,7 @@ def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _one_by_one(of_one: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a function that ignores scale to each matrix, on a thread of its own; zeros stay zeros."""
+    """Apply a scale-invariant function to each matrix, one thread per matrix; zeros stay zeros."""
 
     def safely(matrix: Tensor) -> Tensor:
         low, high = (float(value) for value in matrix.aminmax())
@@ -143,7 +142,7 @@ def _one_by_one(of_one: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def _one_thread_each(function: Callable[[Tensor], object], tensors: tuple[Tensor, ...]) -> None:
     """Call a function for each tensor, on as many threads as PyTorch has, with kernels of one thread.
 
-    Eigendecompositions gain next to nothing from threads of their own. Results do not depend on the number of threads.
+    A single eigendecomposition gains almost nothing from several threads. Results do not depend on their number.
     """
     threads, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
     if threads == 1:
@@ -159,7 +158,7 @@ def _one_thread_each(function: Callable[[Tensor], object], tensors: tuple[Tensor
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             list(pool.map(in_mode_of_caller, tensors))
     finally:
-        torch.set_num_threads(threads)  # MKL has one number for all threads
+        torch.set_num_threads(threads)  # MKL has one global number of threads
 
 
 def _polynomial(squares: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:

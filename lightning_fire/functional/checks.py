@@ -1,4 +1,4 @@
-"""Checks of the functions' arguments, and the precision of what they compute."""
+"""Argument checks and the precision of computations."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ R = TypeVar("R")
 
 
 def at_least(least: float, whole: bool = True, **arguments: Any) -> None:
-    """Raise a ValueError unless each argument is a number, by default a whole one, of at least `least`."""
+    """Raise a ValueError unless each argument is a number, by default an integer, of at least `least`."""
     for name, value in arguments.items():
         if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
             kind = "whole number" if whole else "number"
@@ -25,7 +25,7 @@ def at_least(least: float, whole: bool = True, **arguments: Any) -> None:
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator: compute in the dtype of the arguments, also within `torch.autocast`, which would lower it."""
+    """Decorator: compute in the dtype of the arguments, also within `torch.autocast`."""
 
     @wraps(function)
     def computed(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -58,7 +58,7 @@ def real(tensor: Tensor, name: str) -> Tensor:
 
 
 def finite(tensor: Tensor, name: str) -> Tensor:
-    """Return what `real` returns, and check that it has no NaN or Inf."""
+    """Like `real`, and raise a ValueError for NaN or Inf."""
     tensor = real(tensor, name)
     if tensor.numel() and not all(map(math.isfinite, torch.stack(tensor.aminmax()).tolist())):
         raise ValueError(f"`{name}` must be finite, got a NaN or Inf in shape {tuple(tensor.shape)}")

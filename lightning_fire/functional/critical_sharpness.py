@@ -16,8 +16,8 @@ class CriticalSharpness(NamedTuple):
     """Curvature of a loss along an update.
 
     Attributes:
-        value: λ_c = 2 / η_c; 0 if no step that was tried raises the loss.
-        evaluations: Number of values of the loss that were computed.
+        value: λ_c = 2 / η_c; 0 if no tried step raises the loss.
+        evaluations: Number of loss evaluations.
     """
 
     value: float
@@ -33,15 +33,15 @@ def critical_sharpness(
 ) -> CriticalSharpness:
     """Return λ_c = 2 / η_c, where η_c is the smallest step along an update d that raises the loss.
 
-    Of a quadratic loss with Hessian H, λ_c is dᵀHd / −gᵀd for the gradient g: along −g it is gᵀHg / gᵀg, at most λ_max.
-    The step grows 2 to 8-fold until it raises the loss: a rise within such a factor that ends again is not found.
+    For a quadratic loss with Hessian H, λ_c is dᵀHd / −gᵀd for the gradient g: along −g it is gᵀHg / gᵀg, at most
+    λ_max. The step grows 2 to 8-fold until it raises the loss: a temporary rise between two tried steps is not found.
 
     Args:
         loss: From a step η to the loss at the weights plus η·d. NaN and Inf count as a rise.
-        slope: Derivative of the loss by the step at 0, gᵀd, below 0.
-        start: First step to try, above 0. Default: the one at which a line of this slope has lost the whole loss.
+        slope: Derivative of the loss with respect to the step at 0, gᵀd, below 0.
+        start: First step to try, above 0. Default: the step at which a line of this slope reaches 0.
         tolerance: Stop at a change of η_c by at most this fraction, above 0.
-        max_evaluations: Maximum number of values of the loss, at least 3; a quadratic takes about 4.
+        max_evaluations: Maximum number of loss evaluations, at least 3; a quadratic loss takes about 4.
 
     Returns:
         λ_c, in the unit 1 / η, and the number of evaluations.

@@ -1,6 +1,6 @@
 """Curvature of a loss: the largest eigenvalue of its Hessian, from products of the Hessian with vectors.
 
-Arguments out of their range, and values or derivatives that are NaN or Inf, raise a ValueError.
+Arguments out of range, and NaN or Inf in values or derivatives, raise a ValueError.
 """
 
 import math
@@ -16,7 +16,7 @@ Product = Callable[[Tensor], Tensor]
 
 
 class Eigenvalue(NamedTuple):
-    """Eigenvalue that was approximated by products of its matrix A with vectors.
+    """Eigenvalue of a matrix A, approximated by products with vectors.
 
     Attributes:
         value: The eigenvalue λ.
@@ -95,14 +95,14 @@ def hessian_product(loss: Tensor, parameters: Sequence[Tensor]) -> Product:
 
     Args:
         loss: Scalar with its graph, of operations that can be differentiated twice: not fused attention kernels, see
-            `torch.nn.attention.sdpa_kernel`, and not what is marked `once_differentiable`, which torch treats as
+            `torch.nn.attention.sdpa_kernel`, and not operations marked `once_differentiable`, which torch treats as
             constant here.
-        parameters: Tensors to derive by, each once, all on one device; at least one. Derivatives are 0 for those that
-            the loss does not depend on.
+        parameters: Tensors to differentiate with respect to, at least one, without duplicates, all on one device.
+            Derivatives are 0 for tensors that the loss does not depend on.
 
     Returns:
         From a vector, shape `(n,)` with n entries in all parameters, to the product, same shape, float32, or float64 if
-        a parameter is. `.grad` stays as it is.
+        a parameter is. `.grad` is unchanged.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -143,7 +143,7 @@ def gradient_and_product(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Te
 def random_start(parameters: Sequence[Tensor], seed: int = 0) -> Tensor:
     """Return a standard normal vector, shape `(n,)`, with an entry for each entry of some parameters, on their device.
 
-    It is the same on every device, and leaves the global random state alone.
+    It is the same on every device; the global random state is unchanged.
     """
     size = sum(parameter.numel() for parameter in parameters)
     vector = torch.randn(size, generator=torch.Generator("cpu").manual_seed(int(seed)), device="cpu")
@@ -154,8 +154,8 @@ def random_start(parameters: Sequence[Tensor], seed: int = 0) -> Tensor:
 def near_gradient(gradient: Tensor, random: Tensor) -> Tensor:
     """Return a first vector for `largest_eigenvalue`: the gradient, if it is finite and not 0, plus a random vector.
 
-    The gradient of a loss lies mostly among the eigenvectors of large eigenvalues, of which a random vector of millions
-    of entries has very little; the random vector makes up for what the gradient may lack.
+    The gradient of a loss lies mostly among the eigenvectors of large eigenvalues, which a random vector of millions of
+    entries barely contains; the random vector adds directions that the gradient may lack.
     """
     length = gradient.norm()
     both = gradient / length + random / random.norm()
@@ -173,7 +173,7 @@ def loss_curvature(
 
     Args:
         loss: Scalar with its graph, see `hessian_product`.
-        parameters: Tensors to derive by.
+        parameters: Tensors to differentiate with respect to.
         tolerance: Stop when the residual is at most this fraction of the eigenvalue, above 0.
         max_products: Maximum number of products, at least 1.
         seed: Seed of the random part of the first vector.
@@ -197,7 +197,7 @@ def _dtype(parameters: Sequence[Tensor]) -> torch.dtype:
 
 
 def _flat(parts: Sequence[Tensor | None], parameters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return derivatives by some parameters as one vector, shape `(n,)`, detached; None is 0."""
+    """Concatenate derivatives with respect to some parameters, shape `(n,)`, detached; None becomes 0."""
     pairs = zip(parts, parameters, strict=True)
     full = [torch.zeros_like(parameter) if part is None else part.detach() for part, parameter in pairs]
     return torch.cat([part.flatten().to(dtype) for part in full])

@@ -1,7 +1,7 @@
 """Change of the features of the same samples, up to rotation and scale (stability).
 
-Features have shape `(..., samples, features)` and are not centred. Another dtype than a real floating one raises a
-TypeError, fewer than 2 dimensions or unequal numbers of samples a ValueError. Results are float32, or float64 where an
+Features have shape `(..., samples, features)` and are not centred. A dtype that is not real floating raises a
+TypeError; fewer than 2 dimensions or unequal numbers of samples a ValueError. Results are float32, or float64 where an
 input is float64.
 """
 

@@ -1,8 +1,8 @@
 """Distance of a matrix from isometry (plasticity), and from its former values (stability).
 
-All functions take matrices of shape `(..., m, n)` and reduce the last two dimensions. Another dtype than a real
-floating one raises a TypeError, fewer than 2 dimensions or two different shapes a ValueError. Results are float32, or
-float64 for float64 input. For a convolution weight, pass `as_matrices(weight, groups)` and average (DfI) or sum (SFE).
+All functions take matrices of shape `(..., m, n)` and reduce the last two dimensions. A dtype that is not real floating
+raises a TypeError; fewer than 2 dimensions or two different shapes a ValueError. Results are float32, or float64 for
+float64 input. For a convolution weight, pass `as_matrices(weight, groups)` and average (DfI) or sum (SFE).
 """
 
 import torch
@@ -15,7 +15,7 @@ from lightning_fire.functional.checks import full_precision, real
 def dfi(matrix: Tensor) -> Tensor:
     """Deviation from isometry as the paper defines it: ‖WᵀW − I‖_F² (paper, eq. 2).
 
-    It cannot be 0 where `m < n`: WᵀW then has rank m at most, and `n − m` is the floor.
+    It cannot be 0 if `m < n`: WᵀW then has rank m at most, and `n − m` is the minimum.
 
     Args:
         matrix: Shape `(..., m, n)`.

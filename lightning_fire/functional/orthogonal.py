@@ -8,8 +8,8 @@ Vocabulary used throughout:
 * A *weight* has shape `(out, in / groups, *kernel)`, as PyTorch stores Linear and convolution weights; `as_matrices`
   turns it into the stack of `out × in` matrices, one per kernel position (*tap*) and group, that FIRE projects.
 
-Another dtype than a real floating one raises a TypeError; fewer than 2 dimensions, a NaN or Inf, or an option out of
-its range a ValueError.
+A dtype that is not real floating raises a TypeError; fewer than 2 dimensions, a NaN or Inf, or an option out of range a
+ValueError.
 """
 
 import math
@@ -90,7 +90,7 @@ def fire(
 
     Args:
         weight: Shape `(out, in / groups, *kernel)`: a Linear weight, or one of a convolution of any dimension. Each
-            kernel position is treated as a matrix of its own (paper, appendix "Implementation Details of FIRE").
+            kernel position is a separate matrix (paper, appendix "Implementation Details of FIRE").
         steps: Newton–Schulz steps (paper: 10 for vision and reinforcement learning, 5 for GPT), or `"exact"` for the
             polar factor, the limit of many steps.
         coefficients: The iteration, see `orthogonalize`; without effect for `steps="exact"`.
@@ -123,7 +123,7 @@ def fire_of_finite(
     groups: int = 1,
     project: Callable[[Tensor], Tensor] = projected,
 ) -> list[Tensor]:
-    """`fire` of weights of one shape that are known to be finite, all at once and without a wait for a GPU.
+    """`fire` for finite weights of one shape, as a batch and without waiting for the GPU.
 
     Args:
         scales: One for each weight.
@@ -184,7 +184,7 @@ def rescale(isometry: Tensor, matrices: Tensor, shape: Sequence[int], scale: Sca
 
 
 def _checked(x: Tensor) -> Tensor:
-    """Return the polar factors of finite matrices; products are looked at, ways on a CPU look themselves."""
+    """Return the polar factors of finite matrices. Products are checked; the CPU algorithms check themselves."""
     return projected(x) if x.device.type in ("cpu", "meta") or not x.numel() else corrected(projected(x), x)
 
 

@@ -1,4 +1,4 @@
-"""Penalties that regularisers add to the loss, and their gradients in closed form; float32, or float64 for float64.
+"""Penalties of regularizers, and their gradients in closed form; float32, or float64 for float64.
 
 A penalty is a scalar. Weights of fewer than 2 dimensions, where matrices are needed, and arguments out of their range
 raise a ValueError.
@@ -14,7 +14,7 @@ from lightning_fire.functional.checks import full_precision, precise
 def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Tensor:
     """Deviation of the rows from orthogonality: ‖WWᵀ − s·I‖_F² (paper, baselines, "Parseval Reg.").
 
-    It cannot be 0 where `out > in`: WWᵀ has rank `in` at most, and s²·(out − in) is the minimum.
+    It cannot be 0 if `out > in`: WWᵀ has rank `in` at most, and s²·(out − in) is the minimum.
 
     Source: Chung et al., Parseval regularization for continual reinforcement learning, NeurIPS 2024.
 
@@ -123,7 +123,7 @@ def spectral_penalty(weight: Tensor, vector: Tensor, groups: int = 1) -> Tensor:
 
 @full_precision
 def spectral_gradient(weight: Tensor, vector: Tensor, groups: int = 1) -> Tensor:
-    """Gradient of `spectral_penalty` by the weight, with its arguments: 4·(‖Wv‖² − 1)·Wv·vᵀ, of the shape of `weight`.
+    """Gradient of `spectral_penalty` with respect to `weight`, of its shape: 4·(‖Wv‖² − 1)·Wv·vᵀ.
 
     Example:
         >>> spectral_gradient(torch.diag(torch.tensor([2.0, 1.0])), torch.tensor([[1.0, 0.0]]))

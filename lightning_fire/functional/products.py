@@ -1,13 +1,13 @@
 """Polar factors by matrix products alone, for devices on which a singular value decomposition is slow.
 
-A fixed sequence of odd polynomials of degree five takes every singular value to 1, without a wait for the device. The
+A fixed sequence of odd polynomials of degree five maps every singular value to 1, without waiting for the device. The
 first, repeated, is the best approximation of 1 on [0.03, 1], divided by its maximum: it multiplies small singular
 values by 4.1 and leaves none of the others below 0.12, so that rounding errors do not grow. Each of the next three is
 the best approximation on the range that is left (Remez; as in Polar Express, Amsel et al., arXiv 2505.16932).
 
 The error against the true factor is that of a singular value decomposition, the rounding error times the condition
-number. Noise below rounding is added first, and the sequence is long enough to take its singular values to 1, too: a
-rank-deficient matrix is completed. Matrices much taller than wide are first decomposed into Q R.
+number. Noise below rounding is added first, and the sequence is long enough to map its singular values to 1, too, so
+that a rank-deficient matrix is completed. Matrices much taller than wide are first decomposed into Q R.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ _MISSED = 1e-3  # ‖QᵀQ − I‖_F / √r from which a factor is computed aga
 
 
 def by_products(x: Tensor) -> Tensor:
-    """Return U Vᵀ of each matrix X = U diag(σ) Vᵀ, completed if rank-deficient; zero stays zero. Waits for nothing."""
+    """Return U Vᵀ of each matrix X = U diag(σ) Vᵀ, completed if rank-deficient; zero stays zero. No device wait."""
     long, short = max(x.shape[-2:]), min(x.shape[-2:])
     if long >= _LONG * short and x.numel() == long * short:
         tall = moderate(x if x.shape[-2] == long else x.mT)
@@ -50,18 +50,18 @@ def by_products(x: Tensor) -> Tensor:
 
 
 def corrected(q: Tensor, x: Tensor) -> Tensor:
-    """Replace each factor Q of X that is no isometry by that of `by_svd`. Waits for the device."""
+    """Replace each factor Q of X that is not an isometry by the result of `by_svd`. Waits for the device."""
     missed = is_missed(q) & (x != 0).flatten(-2).any(-1)
     return q.masked_scatter(missed[..., None, None], by_svd(x[missed])) if missed.any() else q
 
 
 def by_svd(x: Tensor) -> Tensor:
-    """Return what `by_products` does, by a singular value decomposition."""
+    """Like `by_products`, by a singular value decomposition."""
     return polar_factor(unit_norm(x.contiguous()))
 
 
 def is_missed(q: Tensor) -> Tensor:
-    """Return for each matrix whether it is no isometry, NaN included; so is zero."""
+    """Return for each matrix whether it is not an isometry; True for NaN and zero matrices."""
     with float32_products(q.device):
         rest = less_identity(small_gram(q))
     missed: Tensor = ~(torch.linalg.matrix_norm(rest) <= _MISSED * rest.shape[-1] ** 0.5)

@@ -1,9 +1,9 @@
-"""Number of directions that a matrix of features or weights uses.
+"""Ranks: numbers of directions used by a matrix of features or weights.
 
 Each rank comes twice: of a matrix, and `…_of` singular values, shape `(..., r)`, at least 0, finite, in any order. All
 are scale-invariant, and 0 for a matrix of zeros or without entries. A *matrix* has shape `(..., m, n)`, for features
-`(..., samples, features)`, which are not centred; another dtype than a real floating one raises a TypeError, fewer than
-2 dimensions, a NaN or an Inf, or a δ out of its range a ValueError. Results are float32, or float64 for float64 input.
+`(..., samples, features)`, which are not centred; a dtype that is not real floating raises a TypeError; fewer than 2
+dimensions, a NaN or Inf, or a δ out of range a ValueError. Results are float32, or float64 for float64 input.
 """
 
 import torch
@@ -112,10 +112,10 @@ def entropy_rank_of(values: Tensor) -> Tensor:
 
 
 def entropy_rank_gradient(matrix: Tensor) -> Tensor:
-    """Gradient of `entropy_rank` by the matrix; 0 for a matrix of zeros.
+    """Gradient of `entropy_rank` with respect to the matrix; 0 for a matrix of zeros.
 
-    The slope of −p·log p is unbounded at p = 0: it is taken of −p·log(p + 1e-8). Along singular vectors of singular
-    values that are equal to 0, which are not unique, the gradient is not unique either.
+    The slope of −p·log p is unbounded at p = 0, so −p·log(p + 1e-8) is differentiated instead. Along singular vectors
+    of singular values 0, which are not unique, the gradient is not unique.
 
     Source: Prakash et al., Spectral collapse drives loss of plasticity in deep continual learning, ICML 2026, whose
     public code differentiates this.
@@ -138,7 +138,7 @@ def entropy_rank_gradient(matrix: Tensor) -> Tensor:
 
 @full_precision
 def entropy_rank_gradient_of_finite(matrix: Tensor) -> Tensor:
-    """`entropy_rank_gradient` of a matrix that is known to be finite: on a GPU it waits for the decomposition alone."""
+    """`entropy_rank_gradient` of a finite matrix: on a GPU it waits only for the decomposition."""
     matrix = real(matrix, "matrix")
     if matrix.numel() == 0:
         return torch.zeros_like(matrix)
@@ -172,7 +172,7 @@ def singular_values(matrix: Tensor) -> Tensor:
 
 @full_precision
 def singular_values_of_finite(matrix: Tensor) -> Tensor:
-    """`singular_values` of a matrix that is known to be finite: on a GPU it waits for the decomposition alone."""
+    """`singular_values` of a finite matrix: on a GPU it waits only for the decomposition."""
     matrix = real(matrix, "matrix")
     if matrix.numel() == 0:
         return matrix.new_zeros(*matrix.shape[:-2], min(matrix.shape[-2:]))
@@ -209,7 +209,7 @@ def singular_values_of_gram(gram: Tensor) -> Tensor:
 
 @full_precision
 def singular_values_of_finite_gram(gram: Tensor) -> Tensor:
-    """`singular_values_of_gram` of a square matrix that is known to be finite."""
+    """`singular_values_of_gram` of a finite square matrix."""
     if gram.numel() == 0:
         return gram.new_zeros(gram.shape[:-1])
     largest = _largest_entry(gram)

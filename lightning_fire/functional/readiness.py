@@ -1,9 +1,10 @@
-"""Optimization readiness: a lower bound of what one step of gradient descent can gain, from gradients of batches.
+"""Optimization readiness: a lower bound of the gain from one gradient step, from gradients of batches.
 
 Source: Wang et al., arXiv 2605.09044: gradient strength times gradient reliability.
 
 Deviations:
-    1. The paper's formula was not at hand: this one is derived from its description. Let g be the gradient of a random
+    1. The paper's formula was not available: this one is derived from its description. Let g be the gradient of a
+    random
        batch, G its expectation, and the loss L-smooth. A step −η·g lowers the loss by at least
        η‖G‖² − η²·L·E‖g‖² / 2 in expectation, at the best η by ‖G‖⁴ / (2·L·E‖g‖²): readiness / (2·L).
     2. Of k batches, ‖G‖² and E‖g‖² are estimated without bias; the bias of their quotient vanishes with k. An estimate
@@ -45,7 +46,7 @@ def optimization_readiness(gradients: Tensor) -> Tensor:
 
 @full_precision
 def optimization_readiness_of(mean: Tensor, squared_norm: Tensor, count: int | Tensor) -> Tensor:
-    """Return the optimization readiness from means over batches, where their gradients are not kept.
+    """Return the optimization readiness from means over batches, without storing their gradients.
 
     Args:
         mean: Mean of the gradients, shape `(..., n)`.

@@ -1,4 +1,4 @@
-"""New weights by shrink and perturb, and by DASH; different shapes and factors out of range raise a ValueError."""
+"""Shrink and perturb, and DASH, of a weight; different shapes and factors out of range raise a ValueError."""
 
 import torch
 from torch import Tensor

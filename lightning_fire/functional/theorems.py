@@ -1,10 +1,10 @@
-"""The paper's theorems as bounds: of effective rank and dormancy of a layer, of features and Hessian of a network.
+"""The paper's theorems as bounds: effective rank and dormancy of a layer; features and Hessian of a network.
 
-The two of a layer use the DfI of the paper's W of shape (in, out), ‖WᵀW − I‖_F². Weights here are `(out, in)`: it is
-`dfi(weight.mT)`, which is `dfi(weight) + out − in`, and must be below 1, which it cannot be with more outputs than
-inputs. From 1 on the functions return what holds for every layer. Neither bound depends on the scale of the weight, so
-for `out <= in` the smallest DfI over all scales may be given: `out * x / (1 + x)` with x = `dfi_normalized(weight)`.
-An argument out of its range, or not of the shape that it must have, raises a ValueError.
+The two bounds for a layer use the DfI of the paper's W of shape (in, out), ‖WᵀW − I‖_F². Weights here are `(out, in)`,
+so this is `dfi(weight.mT)`, which equals `dfi(weight) + out − in`. It must be below 1, which is impossible with more
+outputs than inputs; from 1 on the functions return the trivial bound. Neither bound depends on the scale of the weight,
+so for `out <= in` the smallest DfI over all scales can be given: `out * x / (1 + x)` with x = `dfi_normalized(weight)`.
+An argument out of range or of a wrong shape raises a ValueError.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: f
         rank: d, the rank of Φ; `out` if ZᵀZ is of full rank.
         delta: δ, the fraction of the sum of the singular values that may be missing, in (0, 1).
         eigenvalue_ratio: η₁/η_d, largest through smallest positive eigenvalue of QZᵀZQᵀ with Q the polar factor of the
-            weight, at least 1. If ZᵀZ is of full rank, its own ratio is an upper bound of it and may be given.
+            weight, at least 1. If ZᵀZ has full rank, its own ratio is an upper bound and can be given instead.
 
     Returns:
         Shape `(...)`, int64, in [min(1, rank), rank]; `min(1, rank)` where `dfi` is 1 or more.
@@ -145,10 +145,10 @@ def feature_covariance_bound(
 def hessian_bound(
     dfi: Tensor, output_curvature: float, output_gradient: float, input_eigenvalue: float = 1.0
 ) -> Tensor:
-    """Upper bound of ‖∇²L‖₂, the Hessian of the mean loss by all weights, if all samples activate the same ReLUs.
+    """Upper bound of ‖∇²L‖₂, the Hessian of the mean loss in all weights, if all samples activate the same ReLUs.
 
     This is the paper's theorem. Its proof needs one pattern of active units for all samples, as in a linear network;
-    where each sample has its own, as in any ReLU network, the Hessian can exceed it: use `relu_hessian_bound`.
+    if samples differ in it, as in any ReLU network, the Hessian can exceed the bound: use `relu_hessian_bound`.
 
     With ν = 1 + √DfI of each layer, λ = `input_eigenvalue`, β and γ the two properties of the loss:
     βλ Σ_k Π_{j≠k} ν_j + 2γ√λ Σ_{k<l} Π_{j≠k,l} ν_j. The last layer is linear, and no layer has a bias.
@@ -180,7 +180,7 @@ def relu_hessian_bound(
 
     In all terms but those of the first layer the trace of ZᵀZ/n replaces its largest eigenvalue: ReLU can raise the
     largest eigenvalue of the second moments of a layer's inputs, but not their trace. The input dimension is thus a
-    factor, and for wide layers it must be.
+    factor, which is necessary for wide layers.
 
     Source: ours; the paper's proof with its lemma "Covariance/spectral growth through layers" repaired.
 

@@ -1,4 +1,4 @@
-"""Activity and utility of hidden units, and the choice of those to reset.
+"""Activity and utility of hidden units, and the choice of units to reset.
 
 An *activity* is the mean of |h| over samples and positions, shape `(..., units)`, at least 0, on any scale.
 """
@@ -90,9 +90,9 @@ def least_useful(utility: Tensor, eligible: Tensor, number: int) -> Tensor:
 
     Args:
         utility: Shape `(units,)`.
-        eligible: Whether a unit may be chosen, bool (units,); on the CPU, so that nothing waits for a GPU, or beside
-            `utility`.
-        number: Number of units to choose; all that are eligible if these are fewer.
+        eligible: Whether a unit may be chosen, bool (units,); on the CPU, so that nothing waits for a GPU, or on the
+            device of `utility`.
+        number: Number of units to choose; all eligible ones if there are fewer.
 
     Returns:
         Their indices, int64 (number,), the lowest utility first; ties by index.
@@ -107,11 +107,11 @@ def least_useful(utility: Tensor, eligible: Tensor, number: int) -> Tensor:
 
 
 def inter_firing_threshold(intervals: Tensor, threshold: Tensor, rejection: float, expansion: float = 2.0) -> Tensor:
-    """Return the longest inter-firing interval t that each unit's past makes likely: P(interval ≥ a) ≤ τ for a > t.
+    """Return the longest inter-firing interval t that each unit's past makes probable: P(interval ≥ a) ≤ τ for a > t.
 
-    That is the shortest observed interval that a fraction 1 − τ of the observed ones does not exceed. Intervals were
-    cut off at `threshold`, where the unit was reset: if the shortest one is above, its length is unknown, and the
-    threshold grows. Without observations it stays.
+    This is the 1 − τ quantile of the observed intervals. Intervals are cut off at `threshold`, where the unit was
+    reset: if the quantile is above it, its value is unknown, and the threshold grows. Without observations it is
+    unchanged.
 
     Source: Farias and Jozefiak, Self-Normalized Resets for Plasticity in Continual Learning, ICLR 2025.
 

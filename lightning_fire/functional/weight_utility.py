@@ -1,4 +1,4 @@
-"""Utility of single weights, and the choice of the least useful ones."""
+"""Utility of individual weights, and the choice of the least useful ones."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from lightning_fire.functional.checks import at_least, precise
 
 
 def gradient_utility(weight: Tensor, gradient: Tensor) -> Tensor:
-    """Utility of each weight by the gradient of the loss: |w · ∂L/∂w|, to first order what the loss loses without it.
+    """Utility of each weight: |w · ∂L/∂w|, the first-order change of the loss without it.
 
     Source: Hernandez-Garcia et al., Reinitializing weights vs units for maintaining plasticity in neural networks,
     CoLLAs 2025.
@@ -54,7 +54,7 @@ def lowest(utility: Tensor, number: int) -> Tensor:
 
     Args:
         utility: Any shape.
-        number: How many, at least 0; raises a ValueError below. All if there are fewer.
+        number: Number of weights, at least 0; raises a ValueError below. All if there are fewer.
 
     Returns:
         Bool, same shape; ties by position. None where a utility is NaN or Inf.

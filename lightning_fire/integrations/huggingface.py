@@ -214,7 +214,7 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
         self._write(self._training.act(f"epoch {clock.epoch}, step {step}", note), state)
         if self._training.method.remakes_network and state.best_metric is not None:
             state.best_metric, state.best_model_checkpoint = None, None
-            say(f"with it the Trainer forgets its best {args.metric_for_best_model}")
+            say(f"also reset: the Trainer's best {args.metric_for_best_model}")
         rate = kwargs["optimizer"].param_groups[0]
         if step and float(rate["lr"]) < _NEAR_0 * float(rate.get("initial_lr", rate["lr"])):
             logger.warning(

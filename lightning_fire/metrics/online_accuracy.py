@@ -10,10 +10,10 @@ from torchmetrics import Metric
 class OnlineAccuracy(Metric):
     """Accuracy of each batch before the update with it, averaged over all samples since the last reset.
 
-    The standard metric of streams (Dohare et al., Nature 2024; Kumar et al., CoLLAs 2024): reset it where a task
-    begins, update it with the predictions of the training step. `compute` returns a float32 scalar in [0, 1], NaN
-    without samples. Cheaper than torchmetrics' `MulticlassAccuracy`, which checks and sorts its inputs: for a small
-    network that takes a tenth of a training step.
+    The standard metric of streams (Dohare et al., Nature 2024; Kumar et al., CoLLAs 2024): reset it at the start of a
+    task, update it with the predictions of the training step. `compute` returns a float32 scalar in [0, 1], NaN without
+    samples. Cheaper than torchmetrics' `MulticlassAccuracy`, which checks and sorts its inputs: for a small network
+    that takes a tenth of a training step.
 
     Example:
         >>> accuracy = OnlineAccuracy()

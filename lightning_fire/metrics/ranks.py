@@ -18,7 +18,7 @@ from lightning_fire.metrics.sums import Sums
 
 
 class RankOfFeatures(Sums):
-    """Base of the ranks: from FᵀF, summed over batches; in a `MetricCollection` ranks of the same features share it."""
+    """Base class of ranks, from FᵀF summed over batches. A `MetricCollection` shares it between ranks."""
 
     higher_is_better = True
     gram: Tensor
@@ -38,7 +38,7 @@ class RankOfFeatures(Sums):
     def compute(self) -> Tensor:
         """Return the rank of all features since the last reset."""
         if not self.gram.isfinite().all():
-            return torch.full_like(self.gram[0, 0], torch.nan)  # a metric that is only logged must not end a training
+            return torch.full_like(self.gram[0, 0], torch.nan)  # a logged metric must not end a training
         return self._rank(singular_values_of_finite_gram(self.gram)).to(self.gram.dtype)
 
 

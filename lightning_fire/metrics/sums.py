@@ -13,9 +13,9 @@ from lightning_fire.functional.checks import real
 class Sums(Metric):
     """Metric whose states are float64 sums over batches and processes.
 
-    States stay float64 where a module is moved to half precision, by `Trainer(precision="bf16-true")` or `.to(dtype)`,
-    and inputs of `update` are converted to float64 first, so autocast changes nothing either. For a device without
-    float64, call `metric.set_dtype(torch.float32)` before moving there.
+    States stay float64 if a module is moved to half precision, by `Trainer(precision="bf16-true")` or `.to(dtype)`.
+    Inputs of `update` are converted to float64 first, so autocast has no effect. For a device without float64, call
+    `metric.set_dtype(torch.float32)` before moving there.
     """
 
     full_state_update = False

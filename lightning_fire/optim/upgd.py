@@ -14,9 +14,9 @@ from lightning_fire.distributed import is_sharded, put
 class UPGD(Optimizer):
     """Utility-based perturbed gradient descent, first-order and global: useful weights take small steps.
 
-    For each weight w with gradient g, the utility u is the EMA of −g·w, corrected for its start at 0, and
-    s = sigmoid(u / η), η being the largest EMA of all weights. Then w ← (1 − lr·λ)·w − lr·(g + ξ)·(1 − s), with noise
-    ξ ~ N(0, σ²) for each weight. A weight without utility has s = 1/2: it takes half the step of SGD.
+    For each weight w with gradient g, the utility u is the bias-corrected EMA of −g·w, and s = sigmoid(u / η), η being
+    the largest EMA of all weights. Then w ← (1 − lr·λ)·w − lr·(g + ξ)·(1 − s), with noise ξ ~ N(0, σ²) for each weight.
+    A weight without utility has s = 1/2: it takes half the step of SGD.
 
     Args:
         params: Parameters, or parameter groups.
@@ -24,8 +24,8 @@ class UPGD(Optimizer):
         weight_decay: λ, decoupled (the authors' code: 0 to 0.01).
         utility_decay: Decay rate of the EMA, in [0, 1) (the authors' code: 0.9 to 0.9999).
         noise: σ, the standard deviation of the noise, on the scale of gradients (the authors' code: 0.001 to 0.1).
-        seed: Seed of the noise, the same on every rank. The noise of a step follows from it and the number of the step,
-            for sharded parameters (DTensor) too, of which each rank draws the whole noise and keeps its part.
+        seed: Seed of the noise, the same on every rank. The noise depends only on it and the step number. For sharded
+            parameters (DTensor) each rank draws the whole noise and keeps its part.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -65,9 +65,9 @@ class UPGD(Optimizer):
         utilities = [self._updated_utility(group, parameter) for group, parameter in stepped]
         dtype = reduce(torch.promote_types, (utility.dtype for utility in utilities), torch.float32)
         maxima = [utility.max().to(utilities[0].device, dtype) for utility in utilities]
-        largest = torch.stack(maxima).max() if maxima else torch.zeros(())  # not read, which would wait for a GPU
+        largest = torch.stack(maxima).max() if maxima else torch.zeros(())  # not read: that would wait for a GPU
         first = self.param_groups[0]
-        seed = int(first["seed"]) + 1_000_003 * (first["num_steps"] + 1)  # far from that of another run
+        seed = int(first["seed"]) + 1_000_003 * (first["num_steps"] + 1)  # seed far from that of another run
         for device in dict.fromkeys(parameter.device for _, parameter in stepped):
             here = [(group, parameter) for group, parameter in stepped if parameter.device == device]
             for (group, parameter), noise in zip(here, _noise([parameter for _, parameter in here], seed), strict=True):
@@ -77,7 +77,7 @@ class UPGD(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; torch would round EMAs to the dtype of their parameters."""
+        """Restore a `state_dict`; torch would round EMAs to the dtype of their parameters."""
         super().load_state_dict(state_dict)
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]

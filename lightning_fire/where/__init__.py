@@ -1,4 +1,4 @@
-"""Selections of what a method acts on: named weight matrices of any `nn.Module`. Imports torch only."""
+"""Selections of the weights, parameters or units of an `nn.Module` that a method acts on. Imports torch only."""
 
 from lightning_fire.where.hidden_matrices import HiddenMatrices
 from lightning_fire.where.hidden_units import HiddenUnits, UnitLayer

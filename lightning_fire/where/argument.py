@@ -14,7 +14,7 @@ S = TypeVar("S", bound=ByName)
 
 
 def checked(where: S | None, default: S) -> S:
-    """Return a selection of the kind of the default, or any object with such a `select`; the default for None."""
+    """Check a selection: of the default's class, or any object with such a `select`. Return the default for None."""
     if where is None:
         return default
     kind, own = type(default), (Parameters, HiddenMatrices) if isinstance(default, Parameters) else type(default)

@@ -1,4 +1,4 @@
-"""Attention in a model: its queries, keys and values, and whether the model is a transformer."""
+"""Attention in a model: query, key and value projections, and whether the model is a transformer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
@@ -13,9 +13,9 @@ from lightning_fire.where.weight_view import WeightView
 
 
 def user_of(path: str, modules: Mapping[str, nn.Module]) -> tuple[str, nn.Module]:
-    """Return the name of a layer, and the module that uses it; for `attn.qkv.conv`, `qkv` and that of `attn`.
+    """Return the name of a layer and the module that uses it; for `attn.qkv.conv`, `qkv` and the module `attn`.
 
-    A module that wraps a single layer, with norms and activations, stands for it if it has a name of attention.
+    A module that wraps a single layer, with norms and activations, counts as that layer if it has a name of attention.
     """
     parent, _, leaf = path.removesuffix("._orig_mod").rpartition(".")
     wrapper, name = parent, leaf
@@ -30,13 +30,13 @@ def user_of(path: str, modules: Mapping[str, nn.Module]) -> tuple[str, nn.Module
 
 
 def wraps_one_layer(module: nn.Module) -> bool:
-    """Return whether a module is a layer, or holds exactly one, low-rank factors not counted."""
+    """Return whether a module is a layer or contains exactly one, low-rank factors excluded."""
     layers = (part for name, part in module.named_modules() if is_layer(part) and not low_rank_factors({name: ()}))
     return len(list(islice(layers, 2))) == 1 and not isinstance(module, nn.MultiheadAttention)
 
 
 def of_multihead_attention(prefix: str, module: nn.MultiheadAttention) -> Iterator[Candidate]:
-    """Yield the weights of a module of attention, under names that begin with a prefix."""
+    """Yield the weights of an attention module, with a prefix before their names."""
     width = module.embed_dim
     packed = module.kdim == width and module.vdim == width
     shapes = {"q_proj_weight": (width, width), "k_proj_weight": (width, module.kdim)}
@@ -51,11 +51,11 @@ def of_multihead_attention(prefix: str, module: nn.MultiheadAttention) -> Iterat
 
 
 def mostly_attention(candidates: Sequence[Candidate], in_order: bool = True) -> bool:
-    """Return whether a network is a transformer, and not another one that has attention somewhere.
+    """Return whether a network is a transformer, not a network with some attention.
 
-    It is one if queries and keys are more than a quarter of all its matrices (of a transformer block they are a third),
-    and the last matrix is not a convolution, as in networks whose output is an image. Matrices of up to three inputs,
-    of colors or coordinates, are not counted.
+    True if queries and keys are more than a quarter of all matrices (a third in a transformer block), and the last
+    matrix is not a convolution, as in networks that output images. Matrices with up to three inputs (colors,
+    coordinates) are not counted.
     """
     matrices = [candidate for candidate in filter(is_matrix, candidates) if candidate.whole.shape[1] > 3]
     unknown = [c for c in matrices if c.attention and not any(view.role for view in c.views)]  # counted as three
@@ -67,9 +67,9 @@ def mostly_attention(candidates: Sequence[Candidate], in_order: bool = True) -> 
 def is_causal_language_model(model: nn.Module) -> bool:
     """Return whether a model predicts each token from those before it.
 
-    That is: a Linear layer has the shape of an embedding, `(vocabulary, width)`, tied to it or not, and some module is
-    causal, by an attribute `is_causal` (most of transformers, and `GPT`) or by "Causal" in the name of its class
-    (nanoGPT's `CausalSelfAttention`), and none has `is_causal=False`, as attention in an encoder has.
+    True if (1) a Linear layer has the shape of an embedding, `(vocabulary, width)`, tied to it or not; (2) some module
+    is causal, by an attribute `is_causal` (most models of transformers, and `GPT`) or by "Causal" in the name of its
+    class (nanoGPT's `CausalSelfAttention`); and (3) no module has `is_causal=False`, as attention in an encoder does.
     """
     modules = list(model.modules())
     embeddings = {(m.num_embeddings, m.embedding_dim) for m in modules if isinstance(m, nn.Embedding)}

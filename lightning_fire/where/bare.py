@@ -1,4 +1,4 @@
-"""Weights that are parameters of a module itself: gates of recurrent layers, stacks of experts or agents, products."""
+"""Weights that are direct parameters of a module: gates of recurrent layers, stacks of experts, bare products."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ from lightning_fire.where.usage import Usage, usages
 from lightning_fire.where.weight_layers import is_layer, layout_of, stored_shape, why_never
 from lightning_fire.where.weight_view import Layout, WeightView
 
-# vectors of their own, one a row, though products may compare inputs with them
+# rows are separate vectors, although products may compare inputs with them
 _TABLES = re.compile(r"embed|position|token|prototype|codebook|centroid|slots|memory|quer(y|ies)(_|$)(?!proj|weight)")
 RECURRENT = "recurrent: Weights(recurrent=True) takes each gate"
 _STORED: dict[tuple[str, int], Layout] = {
@@ -36,7 +36,7 @@ _GATES = {"LSTM": "ifgo", "LSTMCell": "ifgo", "GRU": "rzn", "GRUCell": "rzn", "R
 
 
 def recurrent_weights(prefix: str, module: nn.Module, recurrent: bool) -> Iterator[Candidate]:
-    """Yield the weights of torch's LSTM, GRU and RNN, gate by gate, under names that begin with a prefix."""
+    """Yield the weights of torch's LSTM, GRU and RNN, gate by gate, with a prefix before their names."""
     gates = next((gates for name, gates in _GATES.items() if name in classes_of(module)), "")
     for name, parameter in nn.Module.named_parameters(module, recurse=False):
         if parameter.ndim != 2:
@@ -48,9 +48,9 @@ def recurrent_weights(prefix: str, module: nn.Module, recurrent: bool) -> Iterat
 
 
 def bare_weights(prefix: str, module: nn.Module, parent: nn.Module, recurrent: bool) -> Iterator[Candidate]:
-    """Yield parameters that are used as weights, by the source of the class, or by the layers that they stand for.
+    """Yield parameters used as weights, known from the source of the class or from the layers that they replace.
 
-    Of a recurrent layer, `W_ih` and `W_hh` by name, each gate is a part, as many as the size of the state shows.
+    Recurrent weights named `W_ih` and `W_hh` are split into gates, whose number follows from the size of the state.
     """
     parameters = dict(nn.Module.named_parameters(module, recurse=False))
     groups = _convolutions_of_keras(parent)
@@ -77,7 +77,7 @@ def bare_weights(prefix: str, module: nn.Module, parent: nn.Module, recurrent: b
 
 
 def stacked(view: WeightView) -> WeightView:
-    """Return the view with the number of its matrices, if it is a stack."""
+    """Return the view with its number of matrices, if it is a stack."""
     return replace(view, groups=len(view.parameter)) if view.layout.startswith("stacked") else view
 
 
@@ -106,14 +106,14 @@ def _layouts_of(module: nn.Module, parameters: Mapping[str, Parameter], parent: 
 
 
 def _convolutions_of_keras(model: nn.Module) -> dict[str, int]:
-    """Return the numbers of groups of the convolutions in a model of Keras, by the names of their kernels."""
+    """Return the number of groups of each convolution in a Keras model, by the name of its kernel."""
     layers = layers_of_keras(model)
     built = [layer for layer in layers if "BaseConv" in classes_of(layer) and hasattr(layer, "kernel")]
     return {layer.kernel.path: layer.groups for layer in built if hasattr(layer.kernel, "path")}
 
 
 def _of_template(network: nn.Module, name: str, parameter: Parameter) -> Layout | None:
-    """Return the layout of a parameter that stands for the weight of this name in a network, or for a stack of it."""
+    """Return the layout of a parameter that replaces the weight of this name in a network, or stacks such weights."""
     path, _, leaf = name.rpartition(".")
     layer = dict(network.named_modules()).get(path)
     if leaf != "weight" or layer is None or not is_layer(layer) or getattr(layer, "groups", 1) != 1:

@@ -15,13 +15,14 @@ class Candidate:
     """A weight of a model, or a tensor of a file, that could be selected.
 
     Attributes:
-        views: Its parts: one, several for a fused weight, none if it is not the weight of a layer.
+        views: Its parts: one; several for a fused weight; none if it is not the weight of a layer.
         reason: Why it can never be selected; empty if it can.
         note: A remark for the table.
         attention: Whether it holds a query, key or value projection, in a known order or not.
         aliases: Its other names, which patterns match as well.
-        parametrization: What computes it, such as `weight_norm`; its views then only have the right shapes.
-        declared: Whether the user has said how it is stored.
+        parametrization: Name of the parametrization that computes it, such as `weight_norm`; its views then only have
+            shapes.
+        declared: Whether the user has declared its layout.
     """
 
     name: str
@@ -49,6 +50,6 @@ def is_vector(view: WeightView) -> bool:
 
 
 def is_matrix(candidate: Candidate) -> bool:
-    """Return whether a candidate is a weight matrix, or several in one, taken or not."""
+    """Return whether a candidate is a weight matrix or several, selected or not."""
     vectors = all(map(is_vector, candidate.views))  # also without views
     return not vectors and candidate.reason not in (DEPTHWISE, LOW_RANK, "empty")

@@ -1,4 +1,4 @@
-"""Fused projections: which rows of the weight are queries, keys and values, or gate and up projection."""
+"""Fused projections: rows of the weight for queries, keys and values, or for gate and up projections."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -28,7 +28,7 @@ _FUSED = re.compile(
 _LIKE_FUSED = re.compile(r"qkv|(^|_)w?qk(_|$)|quer(y|ies)_keys?", re.IGNORECASE)
 _GATED = re.compile(r"gate_up(_proj)?|up_gate_proj")
 INTERLEAVED = "fused query-key-value in an interleaved order"
-_ORDERS = {  # by classes that give their projection a name that elsewhere means three blocks
+_ORDERS = {  # by class, for projections whose name means three blocks in other classes
     **dict.fromkeys(["CodeGenAttention", "DisentangledSelfAttention", "MiniMaxLightningAttention"], INTERLEAVED),
     **dict.fromkeys(["SelfBlock", "LiteMla", "LiteMLA"], INTERLEAVED),  # of LightGlue, EfficientViT
     # query, key and value of each head side by side; AAttn is YOLO's area attention
@@ -60,7 +60,7 @@ _KEY_HEADS = (
     *("num_attention_heads_kv", "multi_query_group_num", "num_multi_query_groups"),
     *("num_multi_query_groups_per_partition",),
 )  # fmt: skip
-# in some libraries a number of key heads, in others of queries for each of them, or of something else
+# the number of key heads, of queries per key head, or of something else, depending on the library
 _PERHAPS_KEY_HEADS = re.compile(r"kv|key|group|quer|local_heads|n_rep")
 _HEAD_SIZES = (
     *("head_dim", "head_size", "dim_head", "d_head", "attention_head_size", "attention_head_dim", "attn_head_dim"),
@@ -71,7 +71,7 @@ _CONFIGS = ("config", "cfg", "args", "params")
 
 
 def role_of(leaf: str, siblings: Collection[str]) -> str:
-    """Return `q`, `k`, `v` or nothing for an unfused layer. A query is one only beside a key, and conversely."""
+    """Return `q`, `k`, `v` or nothing for an unfused layer. A query requires a key beside it, and vice versa."""
     names = set(siblings)
     has_query, has_key = names & _QUERY, names & (_KEY | _KEY_VALUE | {"c_attn"})
     if leaf in _QUERY and has_key:
@@ -82,7 +82,7 @@ def role_of(leaf: str, siblings: Collection[str]) -> str:
 
 
 def is_attention_name(leaf: str) -> bool:
-    """Return whether a name is one of those of a query, key or value projection, fused or not."""
+    """Return whether a name is that of a query, key or value projection, fused or not."""
     known = leaf in _QUERY | _KEY | _VALUE | _KEY_VALUE
     return known or bool(_FUSED.fullmatch(leaf)) or bool(_LIKE_FUSED.search(leaf))
 
@@ -93,11 +93,11 @@ def is_gated(leaf: str) -> bool:
 
 
 def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[int, ...]) -> Parts | str:
-    """Split the outputs of a fused projection: the parts, `NOT_FUSED`, or why they are not known.
+    """Split the outputs of a fused projection; return the parts, `NOT_FUSED`, or the reason why they are unknown.
 
-    Parts are never guessed from the name alone: their widths have to follow from the number of heads, and from the
-    size of a head that the parent declares or that its width confirms. Of a file, `parent` is an object whose class and
-    attributes are those of the module. `siblings` are the names of the layers beside it, and its own.
+    Parts are never guessed from the name alone: their widths must follow from the number of heads and from the head
+    size, which the parent declares or the width confirms. For a file, `parent` is an object with the class name and
+    attributes of the module. `siblings` are the names of the layers in the parent, its own included.
     """
     out, inputs = shape[:2]
     names, order = set(siblings), next((_ORDERS[kind] for kind in classes_of(parent) if kind in _ORDERS), "")
@@ -144,9 +144,9 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
 
 
 def gate_and_up(out: int, parent: object, widths: Collection[int]) -> Parts | str:
-    """Split a projection that holds gate and up projection, if one of the widths around confirms that these are two.
+    """Split a projection that holds gate and up projections, if a neighbouring layer's width confirms it.
 
-    The source of the parent, or its attribute `is_concatenated`, shows the order.
+    The order follows from the source of the parent or its attribute `is_concatenated`.
     """
     in_halves = getattr(parent, "is_concatenated", None)
     order = {True: "halves", False: "interleaved"}.get(in_halves, "") if isinstance(in_halves, bool) else ""
@@ -158,7 +158,7 @@ def gate_and_up(out: int, parent: object, widths: Collection[int]) -> Parts | st
 
 
 def _latent(leaf: str, out: int, parent: object) -> Parts | str:
-    """Split the projections of latent attention (DeepSeek): by compressed and rotary, head by head by key and value."""
+    """Split projections of latent attention (DeepSeek): compressed and rotary parts, or keys and values per head."""
     if leaf == "kv_a_proj_with_mqa":
         names, blocks = {"kv": "kv_lora_rank", "k": "qk_rope_head_dim"}, 1
     else:
@@ -171,7 +171,7 @@ def _latent(leaf: str, out: int, parent: object) -> Parts | str:
 
 
 def _by_heads(out: int, parent: object, order: str) -> Parts | str:
-    """Split a projection that holds, for each head of keys, its queries, the key and the value side by side."""
+    """Split a projection that holds, for each key head, its queries, key and value in adjacent rows."""
     heads, size, blocks = _number(parent, _HEADS), _number(parent, _HEAD_SIZES), None
     if order == "by key head":
         blocks = _number(parent, _KEY_HEADS)
@@ -190,9 +190,9 @@ def _by_heads(out: int, parent: object, order: str) -> Parts | str:
 
 
 def _three_blocks(out: int, inputs: int, parent: object) -> Parts | str:
-    """Split into queries, keys and values, with fewer heads of keys and values if the parent announces them.
+    """Split into queries, keys and values, with fewer key and value heads if the parent declares them.
 
-    With H heads, K of them of keys, of size D, a projection has (H + 2K)·D rows.
+    With H query heads and K key heads of size D, a projection has (H + 2K)·D rows.
     """
     heads, size = _number(parent, _HEADS), _number(parent, _HEAD_SIZES)
     key_heads = set(_numbers(parent, _KEY_HEADS))
@@ -222,7 +222,7 @@ def _three_blocks(out: int, inputs: int, parent: object) -> Parts | str:
 
 
 def _widths_of_inputs(parent: object) -> set[int]:
-    """Return the input dimensions of the layers in a module, of which one follows the attention."""
+    """Return the input dimensions of the layers in a module, one of which follows the attention."""
     modules = parent.modules() if isinstance(parent, nn.Module) else ()
     names = ("in_features", "in_channels", "nx")
     return {width for module in modules for name in names if type(width := getattr(module, name, None)) is int}
@@ -243,7 +243,7 @@ def _owners(parent: object) -> list[object]:
 
 
 def _numbers(parent: object, names: Collection[str]) -> list[int]:
-    """Look positive integers up in a module, then in its `config`."""
+    """Look up positive integers in a module, then in its `config`."""
     values = [
         owner.get(name) if isinstance(owner, Mapping) else getattr(owner, name, None)
         for owner in _owners(parent)
@@ -257,7 +257,7 @@ def _number(parent: object, names: Collection[str]) -> int | None:
 
 
 def candidate_in(parts: Parts | str, whole: WeightView, reason: str = "", role: str = "", **options: Any) -> Candidate:
-    """Return a weight as a candidate in its parts; as a whole, of a role, if it is not fused or they are not known."""
+    """Return a weight as a candidate: split into its parts, or whole with a role if unfused or unknown."""
     if isinstance(parts, str):
         return Candidate(whole.name, [whole], reason or parts, **{"attention": "gate" not in parts, **options})
     widths, blocks = parts
@@ -270,5 +270,5 @@ def candidate_in(parts: Parts | str, whole: WeightView, reason: str = "", role: 
 
 
 def classes_of(module: object) -> set[str]:
-    """Return the names of a module's classes: parametrizations and FSDP2 derive one of their own."""
+    """Return the names of a module's classes, base classes included: parametrizations and FSDP2 derive new ones."""
     return {kind.__name__ for kind in type(module).__mro__}

@@ -11,14 +11,14 @@ from lightning_fire.where.trained import why_not_trained
 class HiddenMatrices(ByName):
     """Selects the trainable weights of Linear, convolution and attention layers except the first and the last one.
 
-    First and last are meant in module order; where the data takes another order, use `exclude`. An embedding counts as
-    the first layer if it comes before all others. Embeddings (and weights tied to them), biases, norm scales and
-    parameters of other layers are left out.
+    First and last refer to module order; if the data flows in another order, use `exclude`. An embedding counts as the
+    first layer if it comes before all others. Embeddings (and weights tied to them), biases, norm scales and parameters
+    of other layers are left out.
 
     Args:
-        include: Regular expressions, searched in names such as `layer1.0.conv1.weight`; a weight is taken if some
-            pattern matches. Default: all are.
-        exclude: Regular expressions; a weight is left out if some pattern matches.
+        include: Regular expressions, searched in names such as `layer1.0.conv1.weight`; a weight is taken if a pattern
+            matches. Default: all.
+        exclude: Regular expressions; a weight is left out if a pattern matches.
 
     Raises:
         ValueError: If `include` or `exclude` is not a list of regular expressions.
@@ -43,7 +43,7 @@ class HiddenMatrices(ByName):
         """Apply the selection to a model.
 
         Returns:
-            The weights by name, without `torch.compile`'s prefix; they also print as a table of the whole model.
+            The weights by name, without `torch.compile`'s prefix. `print` shows a table of the whole model.
 
         Raises:
             ValueError: If nothing is selected, a pattern matches no weight, or a lazy layer is not initialized yet.

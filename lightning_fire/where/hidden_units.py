@@ -1,4 +1,4 @@
-"""Selection of hidden units, with their incoming weights, own entries and outgoing weights."""
+"""Selection of hidden units, with their incoming weights, biases, normalization entries and outgoing weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Entries:
 
 @dataclass(frozen=True, eq=False)
 class Outgoing:
-    """The weight (and bias) of a layer whose inputs are the units, `block` inputs of each, as where one flattens."""
+    """The weight (and bias) of a layer whose inputs are the units, `block` inputs each (above 1 after flattening)."""
 
     view: WeightView
     block: int
@@ -50,9 +50,9 @@ class UnitLayer:
             the normalization layers between it and the next weights.
         outgoing: The weights of the next layers.
         observed: The module whose first input is the activation of the units, after norm and nonlinearity.
-        dim: The dimension of that input that counts the units.
-        observed_block: Inputs of each unit there, side by side.
-        with_gradients: Whether it runs with gradients; passes under `no_grad` do not count then.
+        dim: The dimension of that input that indexes the units.
+        observed_block: Number of adjacent entries of each unit in that dimension.
+        with_gradients: Whether it runs with gradients; if so, passes under `no_grad` do not count.
     """
 
     name: str
@@ -71,12 +71,12 @@ class UnitLayer:
         return self.incoming.shape[0]
 
     def parameters(self) -> list[Parameter]:
-        """Return the parameters of which a reset of units changes entries."""
+        """Return the parameters in which a reset of units changes entries."""
         own = [entries.tensor for entries in self.entries if isinstance(entries.tensor, Parameter)]
         return [self.incoming.parameter, *own, *(outgoing.view.parameter for outgoing in self.outgoing)]
 
     def counts_now(self) -> bool:
-        """Return whether a pass that runs now counts; call it before entering `no_grad`."""
+        """Return whether the current pass counts; call it before entering `no_grad`."""
         return torch.is_grad_enabled() or not self.with_gradients
 
     def activity(self, activation: Tensor) -> Tensor:
@@ -106,8 +106,8 @@ class HiddenUnits(ByName):
     attention product or the output, are left alone, and the table gives the reason.
 
     Args:
-        include: Regular expressions, searched in names of layers such as `layer1.0.conv1`. Default: all are taken.
-        exclude: Regular expressions; a layer is left out if some pattern matches its name.
+        include: Regular expressions, searched in names of layers such as `layer1.0.conv1`. Default: all.
+        exclude: Regular expressions; a layer is left out if a pattern matches its name.
 
     Raises:
         ValueError: If `include` or `exclude` is not a list of regular expressions.
@@ -130,7 +130,7 @@ class HiddenUnits(ByName):
             forward: Runs the model once, on any batch.
 
         Returns:
-            The selected layers, which also print as a table of the whole model.
+            The selected layers. `print` shows a table of the whole model.
 
         Raises:
             ValueError: If nothing is selected, or a pattern matches no layer.

@@ -1,4 +1,4 @@
-"""Everything in a model that could be selected: Linear, convolution and attention weights."""
+"""Candidates of a model for a selection: Linear, convolution and attention weights."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ ROUTER = "router of experts that are left out"
 def candidates_of(
     model: nn.Module, layers: Mapping[type[nn.Module] | str, Layout] | None = None, recurrent: bool = False
 ) -> list[Candidate]:
-    """List the candidates of a model, in module order, tied weights once; `layers` and `recurrent` as of `Weights`."""
+    """List the candidates of a model in module order, tied weights once; for `layers` and `recurrent` see `Weights`."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             name = plain(name)
@@ -71,7 +71,7 @@ def candidates_of(
 
 
 def _routers(layers: Mapping[str, tuple[int, ...]], others: Mapping[str, nn.Parameter]) -> set[str]:
-    """Return the layers with one output for each expert beside a stack (experts, out, in), which no layer holds."""
+    """Return the layers with one output per expert beside a bare stack (experts, out, in)."""
     experts = set()
     for name, parameter in others.items():
         if parameter.ndim == 3 and parameter.shape[0] > 1 and looks_like_a_weight(name):
@@ -88,13 +88,13 @@ def _parent(name: str) -> str:
 
 
 def looks_like_a_weight(name: str) -> bool:
-    """Return whether a name is like those of weights: `weight_hh_l0`, `W_enc`, `down_proj`; not `down_proj_bias`."""
+    """Return whether a name looks like that of a weight: `weight_hh_l0`, `W_enc`, `down_proj`; not `down_proj_bias`."""
     leaf = name.rpartition(".")[2]
     return bool(re.search(r"^W|(^|_)(weights?|kernel|w)(_|\d|$)|proj", leaf)) and "bias" not in leaf
 
 
 def _sharing_memory(named: Mapping[str, nn.Parameter]) -> dict[str, str]:
-    """Return reasons of parameters that overlap others; of several with the same memory the first has none."""
+    """Return the reasons of parameters that overlap others in memory; the first of several equal ones has none."""
     places = {name: place for name, parameter in named.items() if (place := place_of(local(parameter)))}
     firsts: dict[Place, str] = {}
     for name, place in places.items():
@@ -117,7 +117,7 @@ def _target_networks(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
 
 
 def plain(name: str) -> str:
-    """Return a name without the prefix that `torch.compile` gives."""
+    """Return a name without the prefix of `torch.compile`."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 

@@ -14,18 +14,18 @@ _BASES = ("", ".base_layer", ".base", ".linear", ".original", ".orig", ".wrapped
 
 
 def low_rank_factors(shapes: Mapping[str, tuple[int, ...]], frozen: Collection[str] = ()) -> set[str]:
-    """Return the names of weights that are factors of an adapter, whose product is a small correction of a weight.
+    """Return the names of weights that are low-rank factors of an adapter, whose product is added to a weight.
 
-    One factor starts at 0 and stays near it: with the norm of a new weight, the correction would be a large one. These
-    are: weights with "lora" (or another kind of adapter) in the name; two weights A (r, in) and B (out, r), with r at
-    most half of in and of out, A without a bias, if they are called A and B, or if their names differ in one word (a
-    and b, down and up, …) and one weight (out, in) is beside or around them, of which they are the correction; or two
-    trained weights of any name beside a frozen one.
+    One factor starts at 0 and stays small: with the norm of a new weight, the product would be large. Factors are: (1)
+    weights with "lora" (or another kind of adapter) in the name; (2) two weights A (r, in) and B (out, r), with r at
+    most half of in and out and A without a bias, if they are called A and B, or if their names differ in one word (a
+    and b, down and up, …) and there is a weight (out, in) beside or around them to which they can be added; (3) two
+    such trained weights of any name beside a frozen one.
 
     Args:
         shapes: The shape of each weight, `(out, in, *kernel)`, by names such as `layers.0.lora_down.weight`, and of
             each bias.
-        frozen: Names of those that are not trained.
+        frozen: Names of weights that are not trained.
 
     Example:
         >>> shapes = {"q.weight": (64, 64), "q.down.weight": (4, 64), "q.up.weight": (64, 4), "head.weight": (9, 64)}
@@ -36,7 +36,7 @@ def low_rank_factors(shapes: Mapping[str, tuple[int, ...]], frozen: Collection[s
     """
     found = {name for name in shapes if _NAMED.search(name)}
     layers = _layers(shapes)
-    modules: dict[str, set[str]] = defaultdict(set)  # by its path, the layers that a module holds
+    modules: dict[str, set[str]] = defaultdict(set)  # the layers of each module, by its path
     for layer in layers:
         if not layer.rpartition(".")[2].isdigit():
             modules[layer.rpartition(".")[0]].add(layer)
@@ -61,7 +61,7 @@ def low_rank_factors(shapes: Mapping[str, tuple[int, ...]], frozen: Collection[s
 
 
 def named_pairs(shapes: Mapping[str, tuple[int, ...]], numbers: bool = False) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the names of A (r, in) and B (out, r) that differ in a word (or number), their module, what they share."""
+    """Yield names of A (r, in) and B (out, r) that differ in a word (or number), their module, and the shared name."""
     layers = _layers(shapes)
     for layer, a in layers.items():
         words = layer.split(".")

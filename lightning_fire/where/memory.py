@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 
 class Place(NamedTuple):
-    """Addresses that a tensor covers, and its layout there."""
+    """Memory range of a tensor, and its layout there."""
 
     first: int
     end: int
@@ -17,7 +17,7 @@ class Place(NamedTuple):
 
 
 def place_of(tensor: Tensor) -> Place | None:
-    """Return where a tensor is in memory; None if it is empty, or not an ordinary tensor on a CPU or CUDA device."""
+    """Return the memory range of a tensor; None if it is empty or not an ordinary tensor on a CPU or CUDA device."""
     ordinary = type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided
     if not ordinary or tensor.device.type not in ("cpu", "cuda") or not tensor.numel():
         return None
@@ -27,9 +27,9 @@ def place_of(tensor: Tensor) -> Place | None:
 
 
 def overlapping(places: Mapping[str, Place]) -> dict[str, str]:
-    """Return, for the name of each tensor that overlaps another one, the name of one of those."""
+    """Map the name of each tensor that overlaps another one to the name of such a tensor."""
     found: dict[str, str] = {}
-    widest = ""  # of those that begin before, the one that ends last
+    widest = ""  # of the tensors that start before, the one that ends last
     for name, place in sorted(places.items(), key=lambda item: item[1].first):
         if widest and place.first < places[widest].end:
             found[name] = widest

@@ -8,9 +8,9 @@ from lightning_fire.where.weight_view import WeightView
 
 
 def normalized_weights(model: nn.Module, views: Iterable[WeightView]) -> set[str]:
-    """Find the weights after which a normalization layer comes in the order of modules, at once or later.
+    """Find the weights that a normalization layer follows in module order, directly or later.
 
-    The order of modules is that in which they were assigned, which in most networks is that of the computation.
+    Module order is the order of assignment, which in most networks is the order of computation.
 
     Args:
         model: Any module.

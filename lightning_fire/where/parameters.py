@@ -10,12 +10,12 @@ from lightning_fire.where.trained import UNTRAINED, why_not_trained
 
 
 class Parameters(ByName):
-    """Selects the trainable parameters of a model: weights, biases, norm scales and all others; a tied one once.
+    """Selects all trainable parameters of a model, biases and normalization scales included; tied ones once.
 
     Args:
-        include: Regular expressions, searched in names such as `layer1.0.bn1.weight`; a parameter is taken if some
-            pattern matches. Default: all are.
-        exclude: Regular expressions; a parameter is left out if some pattern matches.
+        include: Regular expressions, searched in names such as `layer1.0.bn1.weight`; a parameter is taken if a pattern
+            matches. Default: all.
+        exclude: Regular expressions; a parameter is left out if a pattern matches.
 
     Raises:
         ValueError: If `include` or `exclude` is not a list of regular expressions.
@@ -31,7 +31,7 @@ class Parameters(ByName):
         """Apply the selection to a model.
 
         Returns:
-            The parameters by name, without `torch.compile`'s prefix; they also print as a table of the whole model.
+            The parameters by name, without `torch.compile`'s prefix. `print` shows a table of the whole model.
 
         Raises:
             ValueError: If nothing is selected, or a pattern matches no parameter.

@@ -1,4 +1,4 @@
-"""What a selection takes of a model, with a table of everything else, and selection by name."""
+"""The result of a selection, with a table of the whole model, and selection by name."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ T = TypeVar("T", covariant=True)
 
 
 class Row(NamedTuple):
-    """A parameter or a layer in the table of a selection; `reason` is why it is not taken, or `taken`."""
+    """A parameter or layer in the table of a selection; `reason` is `taken` or the reason why it is not taken."""
 
     name: str
     shape: tuple[int, ...]
@@ -17,17 +17,17 @@ class Row(NamedTuple):
 
 
 class Selection(Sequence[T]):
-    """What is taken of a model, in its order: by position, or by name. `print` shows everything, taken or why not.
+    """Selected items of a model in module order, accessible by index or name. `print` shows the table of all items.
 
     Args:
         taken: Views of weights, layers of hidden units, or parameters, by name.
         rows: The table.
-        heads: Heads of the first three columns of the table; one that is empty throughout is not shown.
-        counted: How much is taken, such as `3 of 5 weight matrices`.
-        preset: Name of the preset that has selected, if any.
-        left_out: Names, with reasons, of weights that would be taken if they did not share memory with others, if the
-            order of the parts of a fused projection were known, or if their layer were.
-        untrained: Names of what would be taken if some optimizer trained it.
+        heads: Headers of the first three columns of the table; empty columns are not shown.
+        counted: Amount taken, such as `3 of 5 weight matrices`.
+        preset: Name of the preset, if any.
+        left_out: Names, with reasons, of weights that are not taken because they share memory with others, or because
+            the order of the parts of a fused projection, or the layer, is unknown.
+        untrained: Names of items that are not taken only because no optimizer trains them.
 
     Example:
         >>> selection = Selection({"fc.bias": 7}, [Row("fc.bias", (3,), "", "taken")], ("name", "size", ""), "1 number")
@@ -71,20 +71,20 @@ class Selection(Sequence[T]):
 
     @property
     def names(self) -> list[str]:
-        """Names of what is taken."""
+        """Names of the selected items."""
         return list(self._taken)
 
     def items(self) -> Iterable[tuple[str, T]]:
-        """Return pairs of name and what is taken, as of a mapping."""
+        """Return pairs of name and item, as of a mapping."""
         return self._taken.items()
 
     def values(self) -> Iterable[T]:
-        """Return what is taken, as of a mapping."""
+        """Return the items, as of a mapping."""
         return self._taken.values()
 
     @property
     def summary(self) -> str:
-        """How much is taken, and by which preset."""
+        """Amount taken, and the preset."""
         return f"{self.counted}{self._by}"
 
     @property
@@ -98,7 +98,7 @@ class Selection(Sequence[T]):
 
 
 def about(rows: Iterable[Row]) -> str:
-    """Join the reasons of rows, each once, with the number of rows and the names of the first."""
+    """Join the distinct reasons of rows, each with the number of rows and the first names."""
     names: dict[str, list[str]] = {}
     for row in rows:
         names.setdefault(row.reason, []).append(row.name)
@@ -118,13 +118,13 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def some(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
-    """Join the first few items, and count the others."""
+    """Join the first few items and count the others."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return separator.join(items[:most]) + more
 
 
 class ByName:
-    """Selection of names that match one of `include` (if given) and none of `exclude` (regular expressions)."""
+    """Selection of names that match a pattern of `include` (if given) and no pattern of `exclude`."""
 
     def __init__(self, include: list[str] | None = None, exclude: list[str] | None = None):
         self.include, self.exclude = patterns("include", include), patterns("exclude", exclude)
@@ -141,7 +141,7 @@ class ByName:
         return hash(repr(self))
 
     def reason(self, *names: str) -> str:
-        """Return why something of these names is not taken; empty if it is. One excluded name excludes it."""
+        """Return why an item with these names is not taken; empty if it is. One excluded name excludes it."""
         if self.include is not None and not any(re.search(p, name) for p in self.include for name in names):
             return "not included"
         return "excluded" if any(re.search(p, name) for p in self.exclude or () for name in names) else ""
@@ -158,7 +158,7 @@ class ByName:
 
 def patterns(argument: str, given: list[str] | None) -> list[str] | None:
     """Return a copy of some regular expressions; raise a ValueError if they are not a list of such."""
-    if isinstance(given, str):  # its letters would be taken for patterns
+    if isinstance(given, str):  # its letters would be patterns
         raise ValueError(f"`{argument}` must be a list of regular expressions, got the string {given!r}")
     for pattern in given or ():
         try:

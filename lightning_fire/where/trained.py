@@ -1,4 +1,4 @@
-"""Which parameters of a model are trained: one rule for all selections."""
+"""The rule, shared by all selections, that decides which parameters are trained."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +27,9 @@ def trained(stepped: Collection[Tensor] | None = None, paused: Collection[Tensor
     """Context manager: selections in this thread take only parameters that optimizers step.
 
     Args:
-        stepped: The parameters of the optimizers. Default: as around it; not known anywhere, `requires_grad` decides.
-        paused: Parameters of them that count as trained though they are frozen now, as between the batches of a GAN.
+        stepped: The parameters of the optimizers. Default: those of the enclosing context; without one, `requires_grad`
+            decides.
+        paused: Their parameters that count as trained although currently frozen, as between the batches of a GAN.
     """
     outer = _known.get()
     token = _known.set(
@@ -41,9 +42,9 @@ def trained(stepped: Collection[Tensor] | None = None, paused: Collection[Tensor
 
 
 def why_not_trained(parameter: Tensor) -> str:
-    """Return why a parameter is not trained, `FROZEN` or `UNTRAINED`; empty if it is, inside and outside `trained`.
+    """Return why a parameter is not trained, `FROZEN` or `UNTRAINED`; empty if it is. Works outside of `trained`, too.
 
-    Of a weight that a parametrization computes, a parameter on the meta device stands in, which no optimizer knows.
+    A weight that a parametrization computes is represented by a parameter on the meta device, which no optimizer holds.
     """
     stepped, paused = _known.get()
     if not parameter.requires_grad and parameter not in paused:
@@ -52,6 +53,6 @@ def why_not_trained(parameter: Tensor) -> str:
 
 
 def leaves_out(names: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """Say which parameters are left out: those that no optimizer trains, and others, each with its reason."""
+    """Return sentences on parameters left out: those that no optimizer trains, and others, each with its reason."""
     said = [f"leaves out {some(names, most=4)}: no optimizer trains {'it' if len(names) == 1 else 'them'}"]
     return (said if names else []) + ([f"leaves out {some(others, '; ')}"] if others else [])

@@ -1,7 +1,7 @@
 """Tracing of the units of each layer through one forward pass, up to the weights of the next layers.
 
 A `TorchFunctionMode` sees every operation on real tensors, under any Python control flow. A tensor is tracked while one
-of its dimensions counts the units of one layer; an operation that is not known to keep that ends the tracking, with a
+of its dimensions indexes the units of one layer; an operation not known to preserve this ends the tracking, with a
 reason. If a layer runs both with gradients and under `no_grad`, as in double Q-learning, only the former counts.
 """
 
@@ -26,7 +26,7 @@ Args = tuple[Any, ...]
 Named = dict[str, Any]
 
 _CONV = {F.conv1d, F.conv2d, F.conv3d}
-# Names of operations, without underscores around them: `relu_` and `__add__` are `relu` and `add`.
+# Names of operations, without leading and trailing underscores: `relu_` and `__add__` are `relu` and `add`.
 _NONLINEAR = {
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus",
     "hardswish", "hardtanh", "hardsigmoid", "logsigmoid", "softsign",
@@ -55,11 +55,11 @@ class Producer:
     """A layer whose units are traced.
 
     Attributes:
-        entries: Its bias and tensors of normalization layers, one entry a unit.
-        consumers: The next layers, with the number of inputs of each unit.
-        observed: Module, dimension and inputs of each unit, where the activation can be watched.
+        entries: Its bias and tensors of normalization layers, with one entry per unit.
+        consumers: The next layers, with the number of inputs per unit.
+        observed: Where the activation can be watched: module, dimension, and number of entries per unit.
         reason: Why the units cannot be reset; empty if they can.
-        runs: Number of times that the layer ran; `with_gradients`, whether with gradients.
+        runs: Number of runs of the layer; `with_gradients`: whether these had gradients.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Producer:
 
 @dataclass(frozen=True)
 class Track:
-    """Units in a tensor: dimension `dim` counts those of `producer`, `block` adjacent entries each."""
+    """Units in a tensor: dimension `dim` indexes those of `producer`, `block` adjacent entries each."""
 
     producer: Producer
     dim: int
@@ -102,11 +102,11 @@ def trace(module: nn.Module, forward: Callable[[], Any]) -> list[Producer]:
 
 
 class _Tracer(TorchFunctionMode):
-    """Keeps a `Track` of each tensor that has one; sees each operation."""
+    """Sees each operation and keeps the `Track` of each tracked tensor."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
-        # With gradients and without are kept apart: what ran in both ways has two producers.
+        # Runs with and without gradients are separate: a layer that ran both ways has two producers.
         self.producers: dict[tuple[Parameter, bool], Producer] = {}
         self._shared = _shared_by_modules(module)
         self._known = {
@@ -125,13 +125,13 @@ class _Tracer(TorchFunctionMode):
         return result
 
     def enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Note which activations a module is given."""
+        """Record which activations a module receives."""
         self._calls[id(module), torch.is_grad_enabled()] += 1
         if args and (track := self._track(args[0])) is not None:
             self._sightings.setdefault(track.producer, []).append((module, track))
 
     def finish(self) -> list[Producer]:
-        """Return the layers, with the module that observes each and the reason why its units cannot be reset."""
+        """Return the layers, each with the module that observes it or the reason why its units cannot be reset."""
         for producer in self.producers.values():
             grad = producer.with_gradients
             seen = [item for item in self._sightings.get(producer, []) if self._calls[id(item[0]), grad] == 1]
@@ -188,7 +188,7 @@ class _Tracer(TorchFunctionMode):
         if moved is None:
             full = resolve_name(func) or name
             self.lose_all(tracked, full.removeprefix("torch."))
-            for thing in results:  # in place: no longer what it was
+            for thing in results:  # changed in place: its track is no longer valid
                 self._tracks.pop(id(thing), None)
         else:
             self._follow(results[0], moved)
@@ -247,7 +247,7 @@ class _Tracer(TorchFunctionMode):
         track.producer.reason = track.producer.reason or reason
 
     def _record_norm(self, name: str, track: Track, before: Tensor, args: Args, kwargs: Named) -> bool:
-        """Note the entries of a normalization layer that belong to units; return whether it has one for each."""
+        """Record the entries of a normalization layer that belong to units; return whether each unit has one."""
         named = dict(zip(_NORMS[name], args, strict=False)) | kwargs
         dim = before.ndim - 1 if name == "layer_norm" else 1
         if track.dim != dim or track.block != 1 or len(named.get("normalized_shape", (1,))) != 1:
@@ -262,7 +262,7 @@ class _Tracer(TorchFunctionMode):
 
 @contextmanager
 def _watching_functions(tracer: _Tracer) -> Iterator[None]:
-    """Patch `autograd.Function.apply`, which no mode sees."""
+    """Patch `autograd.Function.apply`, which is invisible to a mode."""
     original = vars(torch.autograd.Function)["apply"]
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -290,7 +290,7 @@ def _layers_of(module: nn.Module, with_gradients: bool) -> Iterator[Producer]:
 
 
 def _shared_by_modules(module: nn.Module) -> set[int]:
-    """Return the ids of parameters that belong to several modules, such as an embedding and the layer tied to it."""
+    """Return the ids of parameters shared by several modules, such as an embedding and a tied layer."""
     owned = Counter(
         id(parameter)
         for part in module.modules()
@@ -300,7 +300,7 @@ def _shared_by_modules(module: nn.Module) -> set[int]:
 
 
 def _reshaped(track: Track, before: torch.Size, after: torch.Size) -> Track | None:
-    """Find the dimension that still counts the units, alone or with what lay behind it."""
+    """Find the dimension that indexes units after a reshape, possibly merged with the dimensions after it."""
     left, right = math.prod(before[: track.dim]), math.prod(before[track.dim + 1 :])
     for dim in range(len(after)):
         behind = math.prod(after[dim + 1 :])

@@ -1,4 +1,4 @@
-"""How modules of other libraries use their parameters in matrix products, read from the source of their classes."""
+"""Use of parameters in matrix products by modules of other libraries, read from the source of their classes."""
 
 import ast
 import inspect
@@ -16,7 +16,7 @@ _LAST_TWO = ({-2, -1}, {1, 2})
 
 
 class Usage(NamedTuple):
-    """How a parameter is used.
+    """Use of a parameter in a matrix product.
 
     Attributes:
         layout: `out_in` for `F.linear(x, w)` and the like, `in_out` for `x @ w` and the like.
@@ -28,18 +28,18 @@ class Usage(NamedTuple):
 
 
 class _Scope(NamedTuple):
-    """Names in a method: what it calls the module, and its local names that are assigned once."""
+    """Names in a method: that of the module (`self`), and local names that are assigned once."""
 
     module: str
     local: Mapping[str, ast.expr]
 
 
 def usages(kind: type) -> Mapping[str, Usage]:
-    """Return how a class uses its parameters, by their names: those that it uses in matrix products, all in one way.
+    """Return the uses by name of the parameters that a class uses in matrix products, always in the same way.
 
-    Known are products by the parameter itself, one item of it or of a list of them, another dtype of it, or its
-    transpose, under a local name too. Whatever is computed from it otherwise, as a normalized or scaled weight is, is
-    not the parameter.
+    Recognized are products with the parameter itself, an item of it or of a list of parameters, a cast, or its
+    transpose, also through a local name. Other values computed from it, such as a normalized or scaled weight, do not
+    count.
 
     Example:
         >>> usages(nn.Linear)
@@ -76,7 +76,7 @@ def _scope(method: ast.FunctionDef) -> _Scope:
 
 
 def halves(kind: type) -> Literal["", "halves", "interleaved"]:
-    """Return in which order a class divides the outputs of a layer in two: `x.chunk(2, …)`, or `x[..., ::2]`."""
+    """Return how a class splits the outputs of a layer into halves: `x.chunk(2, …)`, or `x[..., ::2]`."""
     chunks, steps = False, False
     for node in (node for method in _methods(kind) for node in ast.walk(method)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "chunk":
@@ -88,7 +88,7 @@ def halves(kind: type) -> Literal["", "halves", "interleaved"]:
 
 @cache
 def _methods(kind: type) -> tuple[ast.FunctionDef, ...]:
-    """Return the syntax of the methods of a class but its constructor; nothing where the source is not at hand."""
+    """Return the syntax trees of the methods of a class except its constructor; none without the source."""
     methods: dict[str, ast.FunctionDef] = {}
     for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         try:
@@ -103,7 +103,7 @@ def _methods(kind: type) -> tuple[ast.FunctionDef, ...]:
 
 
 def _operands(node: ast.AST, scope: _Scope) -> Iterator[tuple[ast.expr, Literal["out_in", "in_out"]]]:
-    """Yield what is used as a weight in a product, with its layout."""
+    """Yield the operands used as weights in products, with their layouts."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         sides = [node.left, node.right]
     elif isinstance(node, ast.Call) and (name := _name(node.func)) in _PRODUCTS:
@@ -124,7 +124,7 @@ def _operands(node: ast.AST, scope: _Scope) -> Iterator[tuple[ast.expr, Literal[
 
 
 def _of_einsum(arguments: Sequence[ast.expr]) -> Iterator[tuple[ast.expr, Literal["out_in", "in_out"]]]:
-    """Yield operands whose last two dimensions are one that the product sums over and one of its output."""
+    """Yield operands whose last two dimensions are a summed dimension and an output dimension."""
     match arguments:
         case [ast.Constant(value=str(equation)), *operands]:
             inputs, _, output = equation.replace(" ", "").partition("->")

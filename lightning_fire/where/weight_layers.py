@@ -1,4 +1,4 @@
-"""Linear and convolution layers, also those of other libraries: their weights, layouts, and what computes them."""
+"""Linear and convolution layers, also of other libraries: their weights, layouts and parametrizations."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from lightning_fire.where.weight_view import Layout, WeightView
 
 _CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-# names of the sizes of Linear layers in other libraries, such as PyTorch Geometric and fairscale: outputs, inputs
+# attributes with the numbers of outputs and inputs of Linear layers in PyTorch Geometric, fairscale and others
 _LINEAR_SIZES = (
     *(("out_features", "in_features"), ("out_channels", "in_channels")),
     *(("output_size", "input_size"), ("out_dim", "in_dim")),
@@ -47,7 +47,7 @@ def _is_conv1d(module: object) -> bool:
 
 
 def _linear_layout(module: nn.Module) -> Layout | None:
-    """Return how a Linear layer of another library stores its weight, by its source or declared sizes; else None."""
+    """Return the layout of a Linear layer of another library, by its source or declared sizes; otherwise None."""
     weight = dict(nn.Module.named_parameters(module, recurse=False)).get("weight")
     if weight is None or weight.ndim != 2 or isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return None
@@ -62,7 +62,7 @@ def _linear_layout(module: nn.Module) -> Layout | None:
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """Return how a layer stores its weight."""
+    """Return the layout of a layer's weight."""
     if isinstance(module, _TRANSPOSED):
         return "transposed_conv"
     if is_usual_layer(module):
@@ -71,7 +71,7 @@ def layout_of(module: nn.Module) -> Layout:
 
 
 def rescales(module: nn.Module) -> str:
-    """Return the reason to leave out a Linear layer of another library that multiplies its weight by a number."""
+    """Return the reason to leave out a Linear layer of another library that scales its weight."""
     gains = [name for name in _GAINS if isinstance(getattr(module, name, None), int | float)]
     changed = [name for name in gains if getattr(module, name) != 1 and not is_usual_layer(module)]
     return f"scaled in the forward pass, by `{changed[0]}` of {type(module).__name__}" if changed else ""
@@ -91,9 +91,9 @@ def why_never(view: WeightView) -> str:
 
 
 def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> tuple[nn.Parameter | None, str]:
-    """Return a weight, and what computes it: parametrizations, or hooks of the old kind; empty if nothing.
+    """Return a weight, and the names of its parametrizations or old-style hooks; empty if none.
 
-    For a computed weight a parameter of its shape stands in: to compute it may change buffers.
+    A computed weight is represented by a parameter of its shape, as computing it may change buffers.
     """
     own = dict(nn.Module.named_parameters(module, recurse=False, remove_duplicate=False))
     sources = [parameter for key, parameter in own.items() if key.startswith(f"{name}_")]
@@ -112,7 +112,7 @@ def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> tuple[nn.
 
 
 def stored_shape(module: Any) -> tuple[int, ...]:
-    """Return the shape in which a layer stores its weight, which a parametrization may compute."""
+    """Return the stored shape of a layer's weight, which a parametrization may compute."""
     if isinstance(module, nn.Linear):
         return module.out_features, module.in_features
     if not is_usual_layer(module):

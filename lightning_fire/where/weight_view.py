@@ -1,4 +1,4 @@
-"""A weight of a model as `(out, in / groups, *kernel)`, however it is stored."""
+"""A weight of a model as `(out, in / groups, *kernel)`, for any storage layout."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -20,15 +20,15 @@ class WeightView:
     A fused weight holds several matrices: changing `parameter.data` as one matrix damages them. Use `read` and `write`.
 
     Attributes:
-        name: Name of the parameter; a part of a fused weight has its letter behind it: `attn.qkv.weight[q]`.
+        name: Name of the parameter; for a part of a fused weight followed by its letter: `attn.qkv.weight[q]`.
         parameter: The parameter that holds it.
         groups: Number of convolution groups, or of the matrices in a stack.
         layout: How the parameter is stored. `out_in`: as Linear and convolutions do. `in_out`: `(*kernel, in, out)`, as
             Hugging Face's Conv1D and Keras do. `transposed_conv`: `(in, out / groups, *kernel)`. `stacked_out_in`,
             `stacked_in_out`: a stack of such weights, as of experts, `(groups, out / groups, in)` or
             `(groups, in, out / groups)`.
-        rows: Of a fused weight, the first and the last + 1 of the outputs that belong to this part, in each group.
-        blocks: Of a fused weight that is interleaved, the number of equal blocks of outputs: `rows` are those of each.
+        rows: For a fused weight, the range (first, last + 1) of this part's outputs in each group.
+        blocks: For an interleaved fused weight, the number of equal blocks of outputs; `rows` refers to each block.
         role: `q`, `k` or `v` for a projection of attention, otherwise empty.
     """
 
@@ -51,14 +51,14 @@ class WeightView:
         return (groups * blocks * out, *rest)
 
     def read(self) -> Tensor:
-        """Return the weight; of a sharded parameter it gathers the whole, and all processes must call this.
+        """Return the weight. A sharded parameter is gathered: all processes must call this.
 
         Returns:
             Shape `(out, in / groups, *kernel)`, detached. It may share memory with the parameter: do not write into it.
         """
         weight = self._grid_of(gathered(self.parameter)).flatten(0, 2)
         part = self.rows is not None and is_sharded(self.parameter)
-        return weight.clone() if part else weight  # frees the rest of what was gathered
+        return weight.clone() if part else weight  # frees the rest of the gathered weight
 
     @torch.no_grad()
     def write(self, weight: Tensor) -> None:
@@ -88,7 +88,7 @@ class WeightView:
         return self._grid_of(self.parameter.detach())
 
     def _grid_of(self, stored: Tensor) -> Tensor:
-        """Return what is stored as `(groups, blocks, …, in / groups, *kernel)`, without a copy."""
+        """Return a view `(groups, blocks, …, in / groups, *kernel)` of the storage."""
         if self.layout == "in_out":
             grid = torch.unflatten(stored.movedim((-1, -2), (0, 1)), 0, (self.groups, -1))
         elif self.layout == "transposed_conv":

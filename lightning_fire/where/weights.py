@@ -16,7 +16,7 @@ from lightning_fire.where.trained import FROZEN, UNTRAINED
 from lightning_fire.where.weight_view import LAYOUTS, Layout, WeightView
 
 VECTOR = "one row or column: only its length would change"
-# reasons that are not a choice of the user
+# reasons that the user did not choose
 _TECHNICAL = ("fused", "sharing memory", "router", "scaled", "recurrent", "gradient hook")
 Preset = Literal["auto", "cnn", "vit", "gpt", "dqn", "sac"]
 PRESETS: dict[str, Callable[[WeightView], bool]] = {
@@ -31,35 +31,36 @@ PRESETS: dict[str, Callable[[WeightView], bool]] = {
 class Weights(ByName):
     """Selects weight matrices of a model by a preset, narrowed by names.
 
-    A weight is taken if the preset takes it, some pattern of `include` (if given) matches its name, and none of
-    `exclude` does. A tied weight is taken once. Never taken: weights that are frozen (or, in a method that knows the
-    optimizers, trained by none), belong to a target network beside its original or overlap others in memory, depthwise
-    convolutions, low-rank factors of adapters (LoRA), fused projections in an unknown order (unless `splits` gives it),
-    and weights of one row or column (unless `vectors`).
+    A weight is taken if the preset includes it, a pattern of `include` (if given) matches its name, and no pattern of
+    `exclude` does. A tied weight is taken once. Never taken are: frozen weights (and, if the optimizers are known,
+    weights that none of them trains); weights of a target network beside its original; weights that overlap others in
+    memory; depthwise convolutions; low-rank factors of adapters (LoRA); fused projections in an unknown order (unless
+    `splits` gives it); weights with one row or column (unless `vectors`).
 
     Args:
         preset: `cnn`: every Linear and convolution weight. `vit`: query and key projections. `gpt`: every Linear
-            weight, a fused query-key-value projection in three parts. `dqn`: every convolution weight, as the authors
-            do where the Linear layers of a Nature CNN are reset. `sac`: every Linear weight of actor and critic.
+            weight, a fused query-key-value projection in three parts. `dqn`: every convolution weight, as in the
+            authors' code, which resets the Linear layers of a Nature CNN. `sac`: every Linear weight of actor and
+            critic.
             `auto`: `gpt` for a causal language model, see `attention.is_causal_language_model`; `vit` for other
             transformers, see `attention.mostly_attention`; otherwise `cnn`.
         include: Regular expressions, searched in names such as `layer1.0.conv1.weight` or `attn.qkv.weight[q]`.
-        exclude: Regular expressions; a weight is left out if some pattern matches its name.
-        splits: For fused weights, by a regular expression for their names: the parts in the order of the rows, and
-            their numbers of rows, such as `{"attn.qkv": {"q": 64, "k": 16, "v": 16}}`. It replaces what the names of
-            layers and the numbers of heads say. The parts q, k and v are queries, keys and values; others may have any
-            name. If the parts are interleaved, `blocks` is how often their order repeats (default: 1).
-        vectors: Whether to take weights of one row or column, such as the output layer of a critic. Orthogonalization
-            changes nothing but their length.
-        layers: How weights of layers that are not known are stored, by a class of modules or a regular expression for
-            names of parameters: `out_in`, `in_out` (`(*kernel, in, out)`), `transposed_conv`, or for a stack of
-            matrices, as of experts, `stacked_out_in` or `stacked_in_out`, such as `{"W_enc": "in_out"}`.
+        exclude: Regular expressions; a weight is left out if a pattern matches its name.
+        splits: Parts of fused weights, by a regular expression for their names: part names in row order with their
+            numbers of rows, such as `{"attn.qkv": {"q": 64, "k": 16, "v": 16}}`. It overrides the split found from
+            names and numbers of heads. The parts q, k and v are queries, keys and values; other parts may have any
+            name. If the parts are interleaved, `blocks` is the number of repetitions (default: 1).
+        vectors: Whether to take weights with one row or column, such as the output layer of a critic. Orthogonalization
+            changes only their length.
+        layers: Layout of the weights of unknown layers, by module class or by a regular expression for parameter names:
+            `out_in`, `in_out` (`(*kernel, in, out)`), `transposed_conv`, or for a stack of matrices, such as experts,
+            `stacked_out_in` or `stacked_in_out`. Example: `{"W_enc": "in_out"}`.
         recurrent: Whether to take the weights of recurrent layers, each gate as a matrix.
 
     Raises:
-        ValueError: If `preset` is unknown, `include` or `exclude` is not a list of regular expressions, `splits` not a
-            mapping of regular expressions to numbers of rows, or `layers` not one of classes and regular expressions to
-            layouts.
+        ValueError: If `preset` is unknown, `include` or `exclude` is not a list of regular expressions, `splits` is not
+            a mapping from regular expressions to numbers of rows, or `layers` not a mapping from classes and regular
+            expressions to layouts.
 
     Example:
         >>> from torch import nn
@@ -95,7 +96,7 @@ class Weights(ByName):
         """Apply the selection to a model.
 
         Returns:
-            The selected weights, which also print as a table of the whole model.
+            The selected weights. `print` shows a table of the whole model.
 
         Raises:
             ValueError: If nothing is selected, a pattern matches no weight, a selected weight is parametrised, or a
@@ -140,7 +141,7 @@ class Weights(ByName):
         return selection
 
     def declared(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return the candidates, split as `splits` declares."""
+        """Return the candidates, split according to `splits`."""
         for pattern in self.splits:
             if not any(re.search(pattern, candidate.name) for candidate in candidates):
                 names = some([candidate.name for candidate in candidates]) or "none"
@@ -164,7 +165,7 @@ class Weights(ByName):
     def reasons(
         self, candidates: Sequence[Candidate], preset: str, others: Sequence[str] = ()
     ) -> dict[WeightView, str]:
-        """Return for each view of some candidates why it is not taken; `others` are names that patterns may match."""
+        """Return for each view of candidates why it is not taken; patterns may also match the names `others`."""
         known = [name for c in candidates for name in (*(view.name for view in c.views), *c.aliases)]
         self.check([*known, *others])
         found = {}
@@ -177,7 +178,7 @@ class Weights(ByName):
         return found
 
     def preset_for(self, candidates: Sequence[Candidate], language_model: bool, in_order: bool = True) -> str:
-        """Return the preset; for `auto` the one that fits all candidates of a model or of a file."""
+        """Return the preset; `auto` is resolved from all candidates of a model or file."""
         if self.preset != "auto":
             return self.preset
         candidates = [candidate for candidate in candidates if candidate.reason != UNTRAINED]
@@ -194,9 +195,9 @@ def selected_weights(
     left_out: Iterable[str] = (),
     untrained: Iterable[str] = (),
 ) -> Selection[WeightView]:
-    """Return the selection of the views without a reason, and of how many matrices of the candidates they are."""
+    """Return the selection of the views without a reason, with the total number of matrices."""
     taken = {view.name: view for view, reason in reasons.items() if not reason}
-    # of a fused weight each part, and the vectors among those taken
+    # counts each part of a fused weight, and the selected vectors
     matrices = sum(is_matrix(c) or view.name in taken for c in candidates for view in c.views)
     counted = f"{len(taken)} of {matrices} weight matrices"
     heads = ("parameter", "shape", "matrices")
@@ -213,7 +214,7 @@ def row_of(candidate: Candidate, shape: tuple[int, ...], reasons: Mapping[Weight
 
 
 def _matrices_of(view: WeightView) -> str:
-    """Write the shape of a view, of a stack as `4 of 16×8`."""
+    """Format the shape of a view; a stack as `4 of 16×8`."""
     if not view.layout.startswith("stacked"):
         return times(view.shape)
     return f"{view.groups} of {times((view.shape[0] // view.groups, *view.shape[1:]))}"
@@ -245,7 +246,7 @@ def _checked_layers(
 
 
 class _Named(NamedTuple):
-    """A parameter with its names, the first module that holds it, and whether that may use it as a weight."""
+    """A parameter with its names, the first module that holds it, and whether it may be a weight there."""
 
     names: list[str]
     owner: nn.Module
@@ -256,7 +257,7 @@ def _parameters_of(module: nn.Module) -> dict[nn.Parameter, _Named]:
     found: dict[nn.Parameter, _Named] = {}
     for path, owner in module.named_modules(remove_duplicate=False):
         several = isinstance(owner, nn.ParameterList | nn.ParameterDict)
-        # of nn.Module: some libraries override it
+        # the method of nn.Module: some libraries override it
         for leaf, parameter in nn.Module.named_parameters(owner, recurse=False, remove_duplicate=False):
             name = plain(f"{path}.{leaf}" if path else leaf)
             trained = parameter.requires_grad and parameter.is_floating_point() and min(parameter.shape, default=0) > 1

@@ -1,4 +1,4 @@
-"""The base of all methods that act at an event: schedule, change, log."""
+"""Base class of callbacks that act at events: schedule, change, log."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,7 +14,7 @@ from lightning_fire.callbacks.base.learning_rate import RateAfterEvent
 from lightning_fire.callbacks.base.log import log_now, mark_event
 from lightning_fire.callbacks.base.log_options import Log, log_of
 from lightning_fire.callbacks.base.method import MethodCallback
-from lightning_fire.callbacks.base.neighbours import begin_anew, same_callbacks_after_error
+from lightning_fire.callbacks.base.neighbours import reset_other_callbacks, same_callbacks_after_error
 from lightning_fire.callbacks.base.new_data_messages import (
     ASKS_ONCE,
     acts_on_first,
@@ -49,19 +49,19 @@ from lightning_fire.where.layers import plain
 
 
 class EventCallback(MethodCallback):
-    """Base class of methods that act when a schedule is due: before a batch, which is at hand for measurements.
+    """Base class of callbacks that act when a schedule is due, always before a batch, which measurements can use.
 
-    Subclasses implement `plan`. The base checks the schedule before each batch, where an epoch starts with its first
-    one, never acts twice at one step (also after a resume), makes the change, logs the event, and saves everything that
-    a resumed run needs in the checkpoint. An event that raises before or while it makes the change has changed nothing
-    and does not count. One that Ctrl-C interrupts in the meantime is completed and counts.
+    Subclasses implement `plan`. This class checks the schedule before each batch (the start of an epoch is its first
+    batch), acts at most once per step (also after a resume), makes the change, logs the event, and saves in the
+    checkpoint everything that a resumed run needs. If an event raises, it is rolled back and not counted. If Ctrl-C
+    interrupts the change, it is completed and counted.
 
-    A module with target networks has `sync_targets()`, which is called when weights have been replaced.
+    If the module has `sync_targets()`, for target networks, it is called after weights have been replaced.
 
     Attributes:
         replaces_weights: Whether an event changes the output of the network.
-        remakes_network: Whether the result counts as another network: averages of weights and best scores of other
-            callbacks start again with it.
+        remakes_network: Whether the result counts as a new network: averages of weights and best scores of other
+            callbacks restart.
         logs_curvature: Whether λ_max is logged by default.
     """
 
@@ -81,19 +81,19 @@ class EventCallback(MethodCallback):
         self.num_events = 0
         self._events_before = 0  # this fit
         self._first_chunk: int | None = None  # of this fit
-        self._explanation, self._idle = "", False  # what makes data new in this fit; whether no data will be new
-        self._awaits = False  # whether this fit begins with the first data, on which the schedule does not act
-        self._note: Callable[[], None] = _nothing  # counts the present event
+        self._explanation, self._idle = "", False  # explanation of new data in this fit; whether no data can be new
+        self._awaits = False  # whether this fit starts with the first data, on which the schedule does not act
+        self._note: Callable[[], None] = _nothing  # counts the current event
         self._ending = ""  # of the line about the last event
         self._rate: RateAfterEvent | None = None
         self._stepped: set[Parameter] = set()  # in this batch
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        """Compute the change, without making it."""
+        """Compute the change without making it."""
         raise NotImplementedError
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
-        """Run the whole event (plan, observe, change, observe) and return the values to log, by key."""
+        """Run the event (plan, observe, change, observe) and return the values to log, by key."""
         reshard(pl_module)
         with self.selecting(trainer, pl_module):
             change = self.plan(trainer, pl_module)
@@ -130,7 +130,7 @@ class EventCallback(MethodCallback):
         self._awaits = awaits = awaits_new_data(self.when) and not time.has_seen_data
         self._events_before, self._first_chunk = self.num_events, chunk_of(source)
         if time.follows_finished and self._first_chunk is None and acts_on_first(self.when):
-            time.announce(trainer)  # a new training, which begins with this data
+            time.announce(trainer)  # a new training, which starts with this data
         self._explanation, self._idle = explain(self.when, self.progress, trainer)
         if self._idle:
             tell = rank_zero_warn if time.follows_finished or (awaits and num_chunks == 1) else inform
@@ -145,7 +145,7 @@ class EventCallback(MethodCallback):
             rank_zero_warn(f"{name} waits for {type(source).__name__}.chunk to change, but {ASKS_ONCE}.")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Note what is stepped: a GAN may leave a network frozen between batches."""
+        """Record which weights are stepped: a GAN may freeze a network between batches."""
         stepped = (parameter for group in optimizer.param_groups for parameter in group["params"])
         self._stepped.update(parameter for parameter in stepped if parameter.requires_grad)
 
@@ -204,7 +204,7 @@ class EventCallback(MethodCallback):
 
         def note() -> None:
             if self.num_events < number:
-                others[:] = begin_anew(trainer, clock.new_data) if self._makes_another_network else ()
+                others[:] = reset_other_callbacks(trainer, clock.new_data) if self._makes_another_network else ()
                 now.note_event(clock)
                 self.progress, self.num_events = now, number
 
@@ -221,7 +221,7 @@ class EventCallback(MethodCallback):
             inform(sentence)
         if self._makes_another_network:
             if others:
-                inform(f"with it {', '.join(others)}")
+                inform(f"also reset: {', '.join(others)}")
             self._rate = RateAfterEvent(trainer, name, clock.epoch, clock.step)
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
         mark_event(trainer, self.name, values, sentence)
@@ -231,7 +231,7 @@ class EventCallback(MethodCallback):
         return self.replaces_weights and self.remakes_network
 
     def _loader_is_stale(self, trainer: Trainer) -> bool:
-        """Return whether `chunk` has changed without a reload; with `num_chunks`, a warning was given before."""
+        """Return whether `chunk` changed without a data reload; with `num_chunks`, a warning was given before."""
         source = data_source_of(trainer)
         return chunk_of(source) != self._first_chunk and not offers(source, HasNumChunks) and asks_once(trainer)
 

@@ -10,8 +10,8 @@ from lightning_fire.methods.initial_values import initial_values, unknown_in
 class KeptInitialValues:
     """Values of parameters and buffers at the start of the first fit of a module, on the CPU by name.
 
-    Taken from the checkpoint if it has them; without a checkpoint from the module after setup, as layers of
-    `configure_model` do not exist before; otherwise from the module of rank 0 before the checkpoint was loaded.
+    Their source is the checkpoint, if it has them; without a checkpoint, the module after setup, as layers of
+    `configure_model` do not exist earlier; otherwise the module of rank 0 before the checkpoint was loaded.
     """
 
     def __init__(self) -> None:
@@ -19,12 +19,12 @@ class KeptInitialValues:
         self._settled = False  # values are final
 
     def take_before_checkpoint(self, module: nn.Module) -> None:
-        """Take the values of a module, unless those of an earlier fit are known."""
+        """Copy the values of a module, unless those of an earlier fit are known."""
         if not self._settled:
             self.values = initial_values(module)
 
     def load(self, values: dict[str, Tensor] | None) -> None:
-        """Take the values from a checkpoint."""
+        """Load the values from a checkpoint."""
         if values is not None:
             self.values, self._settled = values, True
 

@@ -1,18 +1,18 @@
-"""Warning where the learning rate stays near 0 after an event."""
+"""Warning if the learning rate stays near 0 after an event."""
 
 from lightning.pytorch import Trainer
 
 from lightning_fire.messages import rank_zero_warn
 
-_STEPS = 100  # to wait for the end of a warm-up
-_NEAR_0 = 0.01  # of the initial or, of a cycle, the highest learning rate
+_STEPS = 100  # steps to wait for the end of a warm-up
+_NEAR_0 = 0.01  # fraction of the initial learning rate; of a cycle, of the highest
 
 
 class RateAfterEvent:
-    """Watches the learning rates from an event on: until the epoch ends, 100 steps at most.
+    """Watches the learning rates after an event, until the epoch ends and for at most 100 steps.
 
-    A schedule over the whole training is near its end when the last data arrives: the network then does not recover
-    from a reset.
+    A schedule over the whole training is near its end when the last data arrives: the network cannot recover from a
+    reset then.
     """
 
     def __init__(self, trainer: Trainer, name: str, epoch: int, step: int):
@@ -20,7 +20,7 @@ class RateAfterEvent:
         self._highest = _fraction_of_initial(trainer)
 
     def is_judged(self, trainer: Trainer, epoch: int, step: int) -> bool:
-        """Read the rates before a batch or after the last one and warn if they stayed near 0; return whether done."""
+        """Read the rates before a batch or after the last one; warn if they stayed near 0; return whether finished."""
         if epoch == self._epoch and step < self._step + _STEPS:
             self._highest = max(self._highest, _fraction_of_initial(trainer))
             return False

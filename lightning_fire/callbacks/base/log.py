@@ -1,4 +1,4 @@
-"""Immediate logging: on Lightning's own axis, and to the disk."""
+"""Immediate logging: at Lightning's own step, and written to disk."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from lightning_fire.methods.base.transfers import sent
 
 
 def step_of_logs(trainer: Trainer, at_epoch_end: bool = False) -> int:
-    """Return the step at which to log now: in environment steps where the data counts them, else in batches."""
+    """Return the current step for logs: in environment steps if the data counts them, otherwise in batches."""
     data = undeclared(trainer).datamodule
     return data.environment_steps if offers(data, HasEnvironmentSteps) else batches_that_stepped(trainer) - at_epoch_end
 
@@ -21,9 +21,9 @@ def step_of_logs(trainer: Trainer, at_epoch_end: bool = False) -> int:
 def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = False) -> None:
     """Write scalars to all loggers immediately, at `step_of_logs`, and to `trainer.callback_metrics`.
 
-    `LightningModule.log` in `on_train_epoch_start` would write them at the end of the epoch. Here they are on the disk
-    before the next checkpoint: a run resumed from it does not log them again. With `at_epoch_end` they are logged at
-    the last step, as Lightning does at the end of an epoch.
+    `LightningModule.log` in `on_train_epoch_start` would write them at the end of the epoch. Here they are on disk
+    before the next checkpoint, so that a run resumed from it does not log them again. With `at_epoch_end` they are
+    logged at the last step, as Lightning does at the end of an epoch.
     """
     step = step_of_logs(trainer, at_epoch_end)
     for logger in trainer.loggers:
@@ -32,7 +32,7 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
     distributed = trainer.world_size > 1
     headlines = {key: value for key, value in values.items() if key.count("/") == 1}  # not `group/metric/layer`
     numbers = torch.tensor(list(headlines.values()), dtype=torch.get_default_dtype(), device="cpu")
-    # Lightning would send each number by itself, and wait for the device.
+    # Lightning would transfer each number separately and wait for the device.
     for key, value in zip(headlines, sent(numbers, trainer.lightning_module.device), strict=True):
         trainer.lightning_module.log(
             key, value, logger=False, on_step=False, on_epoch=True, batch_size=1, sync_dist=distributed
@@ -40,9 +40,10 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
 
 
 def mark_event(trainer: Trainer, name: str, values: Mapping[str, float], sentence: str) -> None:
-    """Write an event to TensorBoard: in group `events`, each metric before and after it, as one saw-toothed curve.
+    """Write an event to TensorBoard: in group `events`, each metric before and after it, as one sawtooth curve.
 
-    The value before is at the previous step, as TensorBoard shows one value per step. The sentence is under "Text".
+    The value before is written at the previous step, as TensorBoard shows one value per step. The sentence appears
+    under "Text".
     """
     step = step_of_logs(trainer)
     for logger in trainer.loggers:

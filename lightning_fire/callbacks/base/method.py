@@ -21,7 +21,11 @@ from lightning_fire.methods.base.wrong_library import CallbackOfOneLibrary
 from lightning_fire.when import Clock, Horizon
 from lightning_fire.where.layers import plain
 
-_HIDING = {"FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}  # weights flattened, or with a copy elsewhere
+_HIDING = {
+    "FSDPStrategy",
+    "DeepSpeedStrategy",
+    "XLAFSDPStrategy",
+}  # flatten weights or keep copies
 
 
 class MethodCallback(CallbackOfOneLibrary, Callback):
@@ -30,10 +34,10 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
     Attributes:
         acts_on_shards: Whether it can act where the weights are sharded (DTensor).
         name: Prefix of the logged keys.
-        progress: Counts steps and changes of the data.
+        progress: Counter of steps and changes of the data.
         chunk: Number of changes of the data so far.
-        initial: The initial values of the module, for a method that needs them.
-        keeps_state: Whether the object of `lightning_fire.methods` that a subclass runs has a state for later fits.
+        initial: Initial values of the module, for a method that needs them.
+        keeps_state: Whether the attached method (of `lightning_fire.methods`) has a state for later fits.
     """
 
     acts_on_shards = False
@@ -43,34 +47,34 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
     def __init__(self, start_chunk: int = 0) -> None:
         at_least(0, start_chunk=start_chunk)
         self.start_chunk = start_chunk
-        self.progress = self._now = Progress()  # `_now` holds the present reading, and becomes it after the event
+        self.progress = self._now = Progress()  # `_now` is the current reading; it replaces this one after the event
         self.chunk = 0
         self.initial: KeptInitialValues | None = None
-        self._paused: Collection[str] = ()  # names of parameters that are trained, and frozen between batches
-        self._module: Any = None  # weak reference to that of the last fit
-        self._method: Any = None  # of `lightning_fire.methods`, during a fit
-        self._state: Mapping[str, Any] = {}  # that of `_method`, before and after a fit
-        self._given: BatchInHand | None = None  # in `begin` and `at`
-        self._begun = False  # since the first batch of the present fit
-        self._is_over = False  # in an epoch that trains no weight, as StochasticWeightAveraging adds one
+        self._paused: Collection[str] = ()  # names of trained parameters that are frozen between batches
+        self._module: Any = None  # weak reference to the module of the last fit
+        self._method: Any = None  # attached method of `lightning_fire.methods`, during a fit
+        self._state: Mapping[str, Any] = {}  # state of `_method`, before and after a fit
+        self._given: BatchInHand | None = None  # the batch at hand, in `begin` and `at`
+        self._begun = False  # since the first batch of the current fit
+        self._is_over = False  # in an epoch without training, as StochasticWeightAveraging adds one
 
     def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Hook: before the first batch of a fit, which is at hand."""
+        """Hook: called before the first batch of a fit; `given` is that batch."""
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
-        """Hook: before a batch, which is at hand."""
+        """Hook: called before a batch; `given` is that batch."""
 
     def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Hook: the end of a batch that made an optimizer step."""
+        """Hook: called after a batch that made an optimizer step."""
 
     @property
     def title(self) -> str:
-        """Name in messages, and in the key of the state in checkpoints."""
+        """Name in messages and in the key of its state in checkpoints."""
         return type(self).__name__
 
     @property
     def acts_now(self) -> bool:
-        """True once the data has changed `start_chunk` times, until the last weight has been trained."""
+        """True once the data has changed `start_chunk` times, until training ends."""
         return self.chunk >= self.start_chunk and not self._is_over
 
     def show_selection(self, pl_module: LightningModule) -> str:
@@ -78,19 +82,19 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
         return ""
 
     def check(self, pl_module: LightningModule) -> Sequence[str]:
-        """Check before training that it can act on a module, and return sentences on what it leaves out."""
+        """Check before training that it can act on a module; return sentences on weights that it leaves out."""
         return ()
 
     def paused_parameters(self, pl_module: LightningModule) -> Sequence[Tensor]:
-        """Return the parameters that are trained, and frozen between batches."""
+        """Return the trained parameters that are frozen between batches."""
         return [p for name, p in pl_module.named_parameters() if plain(name) in self._paused]
 
     def idle_epochs(self, horizon: Horizon) -> float:
-        """Return the number of epochs of the first data during which it surely does nothing; Inf: all of them."""
+        """Return the number of epochs of the first data in which it certainly does nothing; Inf: all of them."""
         return 0
 
     def describe(self) -> str:
-        """Return what distinguishes this callback from others of its class, the same in every process."""
+        """Key that identifies this callback among others of its class; equal in all processes."""
         settings = (getattr(self, name, None) for name in ("when", "where"))
         return ", ".join(repr(setting) for setting in settings if setting is not None)
 
@@ -135,7 +139,8 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
     def selecting(self, trainer: Trainer, pl_module: LightningModule) -> AbstractContextManager[Any]:
         """Context manager: selections take only what the optimizers of the Trainer train.
 
-        A method that replaces no weights, such as a reset of optimizers, also acts beside optimizers that keep copies.
+        A method that replaces no weights, such as an optimizer reset, can also act with optimizers that keep copies of
+        weights.
         """
         if not getattr(self, "replaces_weights", True):
             return nullcontext()
@@ -180,7 +185,7 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Keep the state that a later fit of the same training needs, and drop references to the module."""
+        """Keep the state for a later fit of the same training, and drop references to the module."""
         self._state, self._method = self._state_of_method(), None
 
     def _state_of_method(self) -> Mapping[str, Any]:
@@ -193,9 +198,9 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
         self.at(trainer, pl_module, clock)
         self.progress = self._now
 
-    @cached_property  # Lightning asks for it at each hook
+    @cached_property  # Lightning reads it at each hook
     def state_key(self) -> str:
-        """Key in the checkpoint, unique also among several callbacks of one class."""
+        """Key in the checkpoint, unique among several callbacks of one class."""
         return f"{self.title}({self.describe()})"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -203,7 +208,7 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
         return {**vars(self), "_module": None, "_method": None, "_given": None, "_state": self._state_of_method()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values and tensors only, so that a checkpoint loads with `weights_only=True`."""
+        """State of plain values and tensors only, so that a checkpoint loads with `weights_only=True`."""
         initial = {} if self.initial is None else {"initial": self.initial.values}
         return {"time": self.progress.state_dict(), **initial}
 

@@ -1,4 +1,4 @@
-"""Messages about what counts as new data in a fit, before it begins."""
+"""Messages before a fit about what counts as new data in it."""
 
 import inspect
 
@@ -14,9 +14,9 @@ ASKS_ONCE = f"the Trainer asks for the training data only once: set {_RELOAD}"
 
 
 def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, bool]:
-    """Return what makes data new in this fit, with advice, and whether it is certain that no data will be new.
+    """Explain what will count as new data in this fit, with advice; also return whether no data can be new.
 
-    The text is empty for a schedule that does not depend on new data.
+    The text is empty if the schedule does not depend on new data.
     """
     kinds = {isinstance(part, AtNewData) for part in schedules_in(schedule)}
     if True not in kinds:
@@ -42,7 +42,7 @@ def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, 
 
 
 def explain_data(trainer: Trainer) -> str:
-    """Return what counts as new data in this fit."""
+    """Explain what counts as new data in this fit."""
     source = data_source_of(trainer)
     kind, chunk = type(source).__name__, chunk_of(source)
     if num_chunks_of(source) == 1:

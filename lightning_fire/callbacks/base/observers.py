@@ -1,6 +1,6 @@
 """Values that an event logs in addition to its report: λ_max, validation metrics, and histograms of singular values.
 
-Each function measures before the event, and returns a function that measures after it and returns what to log.
+Each function measures before the event. It returns a function that measures after it and returns the values to log.
 """
 
 import time
@@ -23,7 +23,7 @@ After = Callable[[], dict[str, float]]
 
 
 def observe_lambda_max(given: BatchInHand, prefix: str) -> After:
-    """Measure the largest eigenvalue of the Hessian of the loss on the batch in hand; tell once why it cannot be."""
+    """Measure the largest eigenvalue of the Hessian of the loss on the current batch, or log once why not."""
     key = f"{prefix}/lambda_max"
     if reason := why_not_run(given.trainer, given.module):
         tell_once(given.trainer, f"{key} is not logged: {reason}.")
@@ -41,7 +41,7 @@ def observe_lambda_max(given: BatchInHand, prefix: str) -> After:
 
 
 def observe_validation(given: BatchInHand, prefix: str, num_batches: int) -> After:
-    """Run the Trainer's validation, and warn if an accuracy falls to chance."""
+    """Run the Trainer's validation; warn if an accuracy falls to chance level."""
 
     def metrics() -> dict[str, float]:
         try:
@@ -81,7 +81,7 @@ def _warn_of_chance(given: BatchInHand, prefix: str, key: str, before: float, af
 
 def observe_singular_values(trainer: Trainer, prefix: str, change: Change) -> After:
     """Compute the singular values of the changed weights before and after, as histograms for TensorBoard."""
-    # Rank 0 alone writes the log, and cannot gather sharded weights alone.
+    # Only rank 0 writes the log, and it cannot gather sharded weights alone.
     loggers = trainer.loggers if trainer.is_global_zero and not weights_are_sharded(trainer) else []
     boards = [undeclared(logger).experiment for logger in loggers if is_a(logger, "TensorBoardLogger")]
     both = change.spectra() if boards else ()

@@ -27,35 +27,35 @@ from lightning_fire.when import Clock, Horizon, Reading
 class Progress:
     """Reads the `Clock` of a Trainer, over one or several fits and across resumes.
 
-    Data is new when the DataModule's whole number `chunk` changes, when `fit` is called with another DataModule or
-    loader than the last time, or when `announce` was called. The data that training begins with is never new.
+    Data is new when the integer `chunk` of the DataModule changes, when `fit` gets another DataModule or loader than
+    the last time, or after a call of `announce`. The first data of a training is never new.
     """
 
     def __init__(self, watched: Sequence[str] = ()):
         self.readings: dict[str, Reading] = {}
         self._watched = tuple(watched)
         self._trainer: Any = None  # weak reference
-        self.last_event: int | None = None  # steps done at the last event of this training
-        self.step = 0  # batches so far that made an optimizer step
-        self._global_step = 0  # of the Trainer at `step`
+        self.last_event: int | None = None  # number of steps at the last event of this training
+        self.step = 0  # number of batches that made an optimizer step
+        self._global_step = 0  # step of the Trainer at `step`
         self._epoch: int | None = None  # last epoch of this training whose start was read
         self._last_read: tuple[int, int] | None = None  # epoch and global_step at the last reading
         self._changes = 0  # of the data
-        self._chunk: int | None = None  # of the DataModule when the data was last compared
+        self._chunk: int | None = None  # `chunk` of the DataModule when the data was last compared
         self._announced = False
-        self._source: list[Callable[[], Any]] | None = None  # the data that was last compared, by weak references
-        self.fitting = False  # whether batches have been trained in the present fit, or will be
+        self._source: list[Callable[[], Any]] | None = None  # weak references to the data last compared
+        self.fitting = False  # whether batches have been or will be trained in the current fit
         self._restored = False
-        self._horizon = Horizon()  # of the present fit
+        self._horizon = Horizon()  # of the current fit
         self.follows_finished = False  # whether this fit continues after the end of the fit that wrote its checkpoint
 
     @property
     def has_seen_data(self) -> bool:
-        """True once an epoch has begun, in this fit or in an earlier one."""
+        """True once an epoch has started, in this fit or an earlier one."""
         return self._chunk is not None
 
     def prepare(self) -> None:
-        """Prepare for a fit, before its checkpoint is restored and its data is loaded."""
+        """Prepare for a fit, before its checkpoint and its data are loaded."""
         self._epoch = self._last_read = None
         self.fitting = self._restored = self.follows_finished = False
 
@@ -71,7 +71,7 @@ class Progress:
         end_finished_epoch(trainer)
         if self._restored:
             self.tick(trainer)  # the checkpoint may have been written between a step and its count
-            # written in validation, the last one has not completed
+            # written during validation: the last batch had not been counted
             epochs = undeclared(trainer.fit_loop.epoch_progress.current)
             done = max(epochs.completed, epochs.started if trainer.is_last_batch else 0)
             ends = (self._horizon, horizon_of(trainer))
@@ -92,9 +92,9 @@ class Progress:
         self.last_event = clock.step
 
     def tick(self, trainer: Trainer) -> bool:
-        """Count the batch that has just ended if it made an optimizer step, and return whether it did.
+        """Count the batch that has just ended if it made an optimizer step; return whether it did.
 
-        `Trainer.global_step` counts each optimizer of manual optimization on its own; this count does not.
+        Unlike `Trainer.global_step`, this counts one step for several optimizers of manual optimization.
         """
         before, self._global_step = self._global_step, trainer.global_step
         stepped = self._global_step != before
@@ -102,9 +102,10 @@ class Progress:
         return stepped
 
     def announce(self, trainer: Trainer) -> None:
-        """Count the data as new at the next start of an epoch.
+        """Count the data as new at the start of the next epoch.
 
-        A resumed fit may announce the data of its epoch again: if its start was read before, that is ignored.
+        A resumed fit may announce the data of its epoch again; that is ignored if the start of the epoch was read
+        before.
         """
         again = not self.fitting and self._epoch == trainer.current_epoch
         self._announced |= not again
@@ -116,7 +117,7 @@ class Progress:
     def read(self, trainer: Trainer) -> Clock:
         """Read the clock before a batch; compare the data only at the first batch of an epoch.
 
-        An epoch that is resumed does not start again.
+        A resumed epoch does not count as a start.
         """
         epoch, step = trainer.current_epoch, trainer.global_step
         epoch_start = self._epoch != epoch
@@ -164,7 +165,7 @@ class Progress:
         return changed or first
 
     def has_changed(self, trainer: Trainer) -> bool:
-        """Return whether the data is known to differ from the last comparison."""
+        """Return whether the data is known to differ from that of the last comparison."""
         if not self.has_seen_data:
             return self._announced and trainer.current_epoch > 0
         source = data_source_of(trainer)
@@ -176,7 +177,7 @@ class Progress:
         return (chunk_of(source) or 0) != self._chunk or not same or self._announced
 
     def _catch_up(self, trainer: Trainer, epochs: int) -> None:
-        """Count the changes of the data in the first epochs, after a checkpoint that did not have this callback."""
+        """Count earlier changes of the data after loading a checkpoint written without this callback."""
         source = data_source_of(trainer)
         if offers(source, HasChunkAt):
             chunks = [source.chunk_at(epoch) for epoch in range(epochs)]
@@ -184,17 +185,17 @@ class Progress:
             self._chunk = chunks[-1]
 
     def copied(self) -> "Progress":
-        """Return a copy with the data, unlike `copy.copy` and pickles."""
+        """Return a copy that includes the data, unlike `copy.copy` and pickles."""
         copied = object.__new__(type(self))
         vars(copied).update(vars(self))
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        """Exclude the data from copies and pickles: a copy treats the first data it gets as the present data."""
+        """Exclude the data from copies and pickles: a copy treats the first data it gets as the current data."""
         return {**vars(self), "_source": None, "_trainer": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain values; after the last batch, also what has been logged."""
+        """State for a resumed run, as plain values; after the last batch it includes the logged metrics."""
         trainer = self._trainer() if self.fitting and self._watched and self._trainer else None  # a copy has none
         readings = self._updated_readings({} if trainer is None else logged_after_last_batch(trainer))
         return {
@@ -215,7 +216,7 @@ class Progress:
         self._epoch, self._last_read = state["epoch"], state["moment"]
         self._changes, self._chunk = state["changes"], state["number"]
         self._announced |= state["announced"]  # an announcement before this fit counts as well
-        self._source = None  # of a fit in this process, not of the one that wrote the checkpoint
+        self._source = None  # of a fit in this process, not of the fit that wrote the checkpoint
         self.last_event = state["last_event"]
         self.readings = {key: Reading(*reading) for key, reading in state["readings"].items()}
         self._horizon = Horizon(*state.get("horizon", ()))  # of the fit that wrote the checkpoint
@@ -223,7 +224,7 @@ class Progress:
 
 
 def data_source_of(trainer: Trainer) -> Any:
-    """Return the DataModule, else what `fit` got as loaders, else the LightningModule that makes its own loader."""
+    """Source of the training data: the DataModule, the loaders passed to `fit`, or the LightningModule; first found."""
     data = undeclared(trainer).datamodule
     return data_source(trainer) if data is None else data
 
@@ -235,7 +236,7 @@ def horizon_of(trainer: Trainer) -> Horizon:
 
 
 def _weak_reference(part: Any) -> Callable[[], Any]:
-    """Return a callable that returns an object without keeping it alive, where its type allows that."""
+    """Return a weak reference to an object if its type allows one, otherwise a strong one."""
     try:
         return weakref.ref(part)
     except TypeError:

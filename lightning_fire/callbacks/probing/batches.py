@@ -1,4 +1,4 @@
-"""Run a module without side effects on the batch in hand, and on the next ones."""
+"""Run a module without side effects on the current batch and on the next ones."""
 
 import contextlib
 import copy
@@ -24,9 +24,9 @@ Forward = Callable[[LightningModule, Any], Any]
 
 @dataclass(frozen=True)
 class BatchInHand:
-    """The batch given to `on_train_batch_start`, on which training is about to step, and those after it.
+    """The batch given to `on_train_batch_start`, on which training is about to step, and the batches after it.
 
-    Nothing that runs on it changes it: each run gets a copy.
+    Each run gets a copy of it.
     """
 
     trainer: Trainer
@@ -36,8 +36,8 @@ class BatchInHand:
     def gradients(self, parameters: Sequence[Tensor], number: int = 1) -> Iterator[list[Tensor]]:
         """Yield the gradient of the training loss on this batch, then on the next ones.
 
-        Gradients, buffers, metrics, logs and random states stay as they are, and training gets the same batches as
-        without. Each rank computes the gradients of its own batches, at most those that are left of the epoch.
+        Gradients, buffers, metrics, logs and random states are not changed, and training gets the same batches as
+        without this. Each rank computes the gradients of its own batches, at most the remaining ones of the epoch.
         """
         scaler = loss_scaler(self.trainer)
         scale = 1.0 if scaler is None else scaler.get_scale()
@@ -45,7 +45,7 @@ class BatchInHand:
             yield [gradient / scale for gradient in gradients_of(value * scale, parameters)]
 
     def forward(self, number: int = 1, forward: Forward | None = None) -> None:
-        """Run the module, by default its `loss_on` or `training_step`, on this batch and the next ones, for its hooks.
+        """Run the module and its hooks, by default its `loss_on` or `training_step`, on this batch and the next ones.
 
         Compiled parts run without `torch.compile`.
         """
@@ -73,7 +73,7 @@ class BatchInHand:
 
 
 def copied(batch: Any) -> Any:
-    """Copy a batch, as a training step may take values out of it, or change its tensors; itself if it has no copy."""
+    """Copy a batch, as a training step may change it; return itself if it cannot be copied."""
     try:
         return copy.deepcopy(batch)
     except Exception:  # of a user's class
@@ -81,7 +81,7 @@ def copied(batch: Any) -> Any:
 
 
 def why_not_run(trainer: Trainer, pl_module: LightningModule) -> str:
-    """Return the reason that a module cannot run on the batch in hand without training on it; empty if it can."""
+    """Return why a module cannot run on the current batch without training on it; empty if it can."""
     if weights_are_sharded(trainer):
         return "the weights are sharded, and a forward pass without its backward pass would disturb the strategy"
     if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
@@ -100,7 +100,7 @@ def weights_are_sharded(trainer: Trainer) -> bool:
 
 
 def training_loss(pl_module: LightningModule, batch: Any) -> Tensor:
-    """Return the module's loss on a batch: of its `loss_on(batch)` if it has one, otherwise of `training_step`."""
+    """Return the module's loss on a batch, by its `loss_on(batch)` if it has one, otherwise by `training_step`."""
     output = training_output(pl_module, batch)
     loss = output.get("loss") if isinstance(output, dict) else output
     if not isinstance(loss, Tensor):
@@ -110,7 +110,7 @@ def training_loss(pl_module: LightningModule, batch: Any) -> Tensor:
 
 
 def training_output(pl_module: LightningModule, batch: Any) -> Any:
-    """Run the module on a batch: its `loss_on(batch)` if it has one, otherwise `training_step`."""
+    """Run the module on a batch, by its `loss_on(batch)` if it has one, otherwise by `training_step`."""
     if offers(pl_module, HasLossOn):
         return pl_module.loss_on(batch)
     with_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)

@@ -20,7 +20,7 @@ from lightning_fire.messages import rank_zero_warn, tell_once
 
 Mode = Callable[[nn.Module], contextlib.AbstractContextManager[Any]]
 _HALF = (torch.float16, torch.bfloat16)
-_AT_LEAST = 4  # products: a first vector close to an eigenvector of another eigenvalue must not stop the iteration
+_AT_LEAST = 4  # minimum of products, in case the first vector is close to another eigenvector
 
 
 def module_curvature(
@@ -31,7 +31,7 @@ def module_curvature(
     max_products: int = 50,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Eigenvalue:
-    """Return the largest eigenvalue of the Hessian of a module's loss on a batch, in all its trainable parameters.
+    """Largest eigenvalue of the Hessian of a module's loss on a batch with respect to all trainable parameters.
 
     The module runs in evaluation mode (no dropout, BatchNorm with its running statistics), in float32 or better, and
     without autocast, `torch.compile`, fused attention (which has no second derivatives) and side effects.
@@ -76,7 +76,7 @@ def module_curvature(
                 raise
             failures.append(error)
 
-        def mean(vector: Tensor) -> Tensor:  # also after a failure, for which the other ranks would wait
+        def mean(vector: Tensor) -> Tensor:  # also after a failure: the other ranks wait for this
             own = torch.full_like(vector, torch.nan)
             if not failures:
                 try:
@@ -123,7 +123,7 @@ def _differentiable_twice(module: nn.Module, parameter: Tensor) -> Iterator[None
 
 @contextlib.contextmanager
 def in_full_precision(module: nn.Module, parameter: Tensor, mode: Mode = evaluating) -> Iterator[None]:
-    """Context manager: run a module in float32 or better, without side effects and autocast, by default to evaluate."""
+    """Context manager: run a module in float32 or better, without side effects and autocast; default: eval mode."""
     full = torch.autocast(parameter.device.type, enabled=False)
     with mode(module), without_side_effects(module), full:
         default = torch.get_default_dtype()
@@ -134,7 +134,7 @@ def in_full_precision(module: nn.Module, parameter: Tensor, mode: Mode = evaluat
             torch.set_default_dtype(default)
 
 
-# An event then costs about three training steps of a ResNet-18 on 128 images: a product on 8 images is 0.15 to 0.2.
+# An event then costs about three training steps of a ResNet-18 on 128 images: a product on 8 images costs 0.15 to 0.2.
 # More products change λ_max by some percent, other 8 samples by a factor of up to 4. Starting the second iteration of
 # an event from the eigenvector of the first saves no products.
 _SAMPLES = 8
@@ -143,9 +143,9 @@ _TOLERANCE = 0.1  # of the residual; the eigenvalue is off by its square, divide
 
 
 def lambda_max(given: BatchInHand) -> Eigenvalue:
-    """Return the largest eigenvalue of the Hessian of the loss on 8 samples of the batch in hand.
+    """Largest eigenvalue of the Hessian of the loss on 8 samples of the current batch.
 
-    With several ranks, of the mean of their losses.
+    With several ranks the loss is their mean.
     """
     strategy = given.trainer.strategy
     several = given.trainer.world_size > 1
@@ -155,7 +155,7 @@ def lambda_max(given: BatchInHand) -> Eigenvalue:
 
 
 def measured_lambda_max(given: BatchInHand, key: str) -> dict[str, float]:
-    """Return λ_max and, under `{key}_residual`, its residual; nothing if it cannot be computed, which is told once."""
+    """Return λ_max and, as `{key}_residual`, its residual. If not computable, return {} and log the reason once."""
     try:
         found = lambda_max(given)
     except ValueError as error:
@@ -191,5 +191,5 @@ def num_samples(batch: Any) -> int | None:
 
 
 def samples(batch: Any, which: slice) -> Any:
-    """Return some samples of a batch that has `num_samples`."""
+    """Return some samples of a batch for which `num_samples` is not None."""
     return apply_to_collection(batch, Tensor, lambda tensor: tensor[which] if tensor.ndim else tensor)

@@ -21,10 +21,10 @@ def learning_curve(
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
     loss: Loss | None = None,
 ) -> list[float]:
-    """Return the loss on each batch, before the update with it, of a copy of a module that learns them.
+    """Train a copy of a module on some batches; return the loss on each before the update with it.
 
-    The module itself stays as it is. The copy runs in the module's modes, in float32 or better, without autocast and
-    `torch.compile`; its random draws of torch start from one seed.
+    The module itself is not changed. The copy runs in the module's modes, in float32 or better, without autocast and
+    `torch.compile`, and with a fixed seed of torch.
 
     Args:
         module: A LightningModule, or with `loss` any module.

@@ -1,4 +1,4 @@
-"""Read the next batches of an epoch beside the training, in worker processes of their own."""
+"""Read the next batches of an epoch in separate worker processes."""
 
 import random
 import time
@@ -17,12 +17,12 @@ from lightning_fire.messages import inform, rank_zero_warn, tell_once
 
 
 def next_batches(trainer: Trainer, number: int) -> Iterator[Any]:
-    """Yield the batches after the one in hand, on the device; training gets the same batches as without.
+    """Yield the batches after the current one, on the device, without changing the batches that training gets.
 
-    They are read in as many worker processes as the training has, at least one, which are started for it. So samplers,
-    generators, data sets and open files of the training stay as they are. The order is that of the epoch where it
-    follows from a seed and the epoch, as with a `DistributedSampler`; otherwise it is drawn again. There are at most
-    those that are left of the epoch, and none where they cannot be read, which is told once.
+    They are read in new worker processes, as many as the training has and at least one, so that samplers, generators,
+    data sets and open files of the training are not changed. The order is that of the epoch if it depends on a seed and
+    the epoch only, as with a `DistributedSampler`; otherwise it is drawn again. At most the remaining batches of the
+    epoch are read; none if they cannot be read, with the reason logged once.
     """
     loaders, done = combined_loader(trainer).flattened, trainer.fit_loop.batch_idx + 1
     number = int(min(number, trainer.num_training_batches - done))
@@ -33,7 +33,7 @@ def next_batches(trainer: Trainer, number: int) -> Iterator[Any]:
         return
     ahead = _reader(trainer, done, number)
     batches, start, read = None, time.perf_counter(), 0
-    while True:  # to its end, at which the processes end
+    while True:  # exhaust it, which ends the processes
         try:
             batches = iter(ahead) if batches is None else batches
             batch = next(batches)
@@ -54,7 +54,7 @@ def next_batches(trainer: Trainer, number: int) -> Iterator[Any]:
 
 
 def _why_not_read(loaders: list[Any]) -> str:
-    """Return the reason not to read from loaders beside the training; empty if that is possible."""
+    """Return why loaders cannot be read in addition to the training; empty if they can."""
     for loader in loaders:
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return f"the data of {type(loader).__name__} may be readable only once, and training needs it"
@@ -77,7 +77,7 @@ def _reader(trainer: Trainer, done: int, number: int) -> DataLoader[Any]:
 
 
 class _Ahead(IterableDataset[Any]):
-    """Some batches after the first ones of loaders; each worker process reads every n-th of them."""
+    """Some later batches of loaders; each worker process reads every n-th of them."""
 
     def __init__(self, combined: Any, done: int, number: int):
         self.combined, self.done, self.number = combined, done, number
@@ -89,7 +89,7 @@ class _Ahead(IterableDataset[Any]):
             _keep_part(loader, self.done, self.number, worker.id, worker.num_workers)
         _seed(worker.seed)
         for loader in self.combined.flattened:
-            object.__setattr__(worker, "dataset", loader.dataset)  # read-only; what `worker_init_fn` looks for
+            object.__setattr__(worker, "dataset", loader.dataset)  # read-only; `worker_init_fn` uses it
             if loader.num_workers and loader.worker_init_fn is not None:
                 loader.worker_init_fn(worker.id)
             plain = {"num_workers": 0, "persistent_workers": False, "prefetch_factor": None, "timeout": 0}
@@ -99,7 +99,7 @@ class _Ahead(IterableDataset[Any]):
 
 
 class _Part(list[Any]):
-    """Some of the indices of a sampler, with the other attributes of it."""
+    """A part of a sampler's indices, with its other attributes."""
 
     def __init__(self, indices: Any, sampler: Any):
         super().__init__(indices)
@@ -107,7 +107,7 @@ class _Part(list[Any]):
 
 
 def _keep_part(loader: DataLoader[Any], done: int, number: int, first: int, stride: int) -> None:
-    """Let a copy of a loader give every `stride`-th of some batches after the first `done`, reading no others."""
+    """Restrict a copy of a loader to every `stride`-th of some batches after the first `done`."""
     if hasattr(loader.sampler, "skip"):
         loader.sampler.skip = 0  # of a `ResumableLoader` in a resumed epoch
     name = "sampler" if loader.batch_sampler is None else "batch_sampler"

@@ -1,4 +1,4 @@
-"""Optimization readiness and critical sharpness of a module on the batch in hand."""
+"""Optimization readiness and critical sharpness of a module on the current batch."""
 
 from functools import partial
 from typing import Any
@@ -26,11 +26,10 @@ _SAMPLES, _PARTS = 16, 4
 
 
 def measured_one_step(given: BatchInHand, name: str) -> dict[str, float]:
-    """Return `{name}/readiness` and `{name}/critical_sharpness` of the loss on 16 samples; tell once what cannot be.
+    """Return `{name}/readiness` and `{name}/critical_sharpness` of the loss on 16 samples; log once why one is missing.
 
-    Readiness is of the gradients on 4 micro-batches of them, the sharpness of the loss on all; with several ranks,
-    of the means over ranks. The module runs as for λ_max, but on copies of its parameters, which the line search
-    changes.
+    Readiness uses the gradients on 4 micro-batches of them, the sharpness the loss on all; with several ranks, means
+    over ranks. The module runs as for λ_max, but on copies of its parameters, as the line search changes them.
     """
     trainer, module = given.trainer, given.module
     with_loss = WithLoss(module, training_loss)

@@ -18,8 +18,8 @@ from lightning_fire.methods.base.ignored_passes import ignored_passes, keeping_m
 
 _OF_TORCH = set(vars(nn.Module())) - {"_parameters", "_buffers"}  # hooks and the like
 _LIBRARIES = {"torch", "lightning", "lightning_fire", "pytorch_lightning", "torchmetrics", "numpy", "builtins"}
-_LARGE = 2**20  # entries of a tensor attribute that is not saved
-_MANY = 1000  # items of a container that are not saved one by one, as the samples of a data set
+_LARGE = 2**20  # larger tensor attributes are not saved
+_MANY = 1000  # larger containers, such as data sets, are not saved item by item
 
 Restore = Callable[[], object]
 
@@ -33,7 +33,7 @@ def as_written(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
 def without_side_effects(module: nn.Module) -> Iterator[None]:
     """Context manager: run a module, then restore random states, buffers, frozen parameters, metrics and attributes.
 
-    Restored are attributes of the module, of its submodules and of plain objects in them. Logs are dropped. Trainable
+    Attributes are those of the module, of its submodules and of plain objects in them. Logs are dropped. Trainable
     parameters are not restored.
     """
     states, restores = random_states(), _restores_of(module)
@@ -68,7 +68,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def _restores_of(module: nn.Module) -> list[Restore]:
-    """Return functions that restore the present state of a module."""
+    """Return functions that restore the current state of a module."""
     restores: list[Restore] = []
     seen: set[int] = set()
     for part in module.modules():

@@ -12,13 +12,13 @@ from lightning_fire.methods.base.ignored_passes import keeping_modes
 
 @torch.no_grad()
 def validation_metrics(trainer: Trainer, pl_module: LightningModule, num_batches: int) -> dict[str, float]:
-    """Return what the Trainer's validation logs on the first batches of each validation loader.
+    """Run the Trainer's validation on the first batches of each validation loader; return its metrics.
 
-    It runs all hooks of the module and of the callbacks, but for those that save checkpoints, stop training early or
-    show its progress. Nothing is written to loggers. Afterwards modes, buffers, random states and what the module keeps
-    are as before; optimizers with modes of their own are in training mode; trainable parameters that validation has
-    left with other values get those from before it, and a warning says so once. The metrics are means over ranks; there
-    are none without validation data, or if weights are sharded.
+    All hooks of the module and of the callbacks run, except callbacks that save checkpoints, stop training early or
+    show progress. Nothing is written to loggers. Afterwards modes, buffers, random states and attributes of the module
+    are restored; optimizers that have modes are in training mode; trainable parameters that validation has changed are
+    restored, with one warning. The metrics are means over ranks. There are none without validation data, or if weights
+    are sharded.
     """
     if weights_are_sharded(trainer) or not trainer.enable_validation:
         return {}

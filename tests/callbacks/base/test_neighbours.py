@@ -10,7 +10,7 @@ from small_training import GrowingData, PlainModule, fitted, snapshots_of
 
 from lightning_fire import FIRE, FIRECallback, FullReset, PlasticityCallback, PlasticityInjection, ReDo, Weights
 from lightning_fire.callbacks.base import event
-from lightning_fire.callbacks.base.neighbours import begin_anew
+from lightning_fire.callbacks.base.neighbours import reset_other_callbacks
 from lightning_fire.functional import dfi_normalized
 from lightning_fire.when import AtFraction, EveryNEpochs
 
@@ -139,10 +139,10 @@ def test_an_event_that_fails_leaves_the_best_scores(tmp_path, monkeypatch):
 
     def fails(trainer, new_data):
         kept.append((copy.deepcopy(stopping.state_dict()), copy.deepcopy(best.state_dict())))
-        assert begin_anew(trainer, new_data)
+        assert reset_other_callbacks(trainer, new_data)
         raise MemoryError
 
-    monkeypatch.setattr(event, "begin_anew", fails)
+    monkeypatch.setattr(event, "reset_other_callbacks", fails)
     module = Logs()
     with pytest.raises(MemoryError):
         fitted(method := FIRECallback(), stopping, best, module=module)
