@@ -5,9 +5,10 @@ python docs/claims.py   # writes them
 
 import math
 import re
+import runpy
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from scipy.stats import t
 
 ROOT = Path(__file__).parents[1]
 PAGE, REPORT, DATA = (ROOT / "docs" / name for name in ("claims.md", "report.md", "claims.yaml"))
+TABLES = runpy.run_path(str(ROOT / "docs" / "tables.py"))
 BEGIN, END = "<!-- written by docs/claims.py -->\n", "<!-- end -->"
 SIGNS = {"confirmed": "✓", "refuted": "✗", "undecided": "?"}
 HEADING = re.compile(r"^(#+) (.*)$", re.MULTILINE)
@@ -50,8 +52,17 @@ def section(link: str) -> str:
 
 
 def tables(text: str) -> Iterator[list[list[str]]]:
-    """Return the tables of a text, in Markdown or as `compare` prints them, as rows of cells, the header first."""
-    lines = text.splitlines()
+    """Return the tables of a text as rows of cells, the header first; all rows of those that tables.py writes."""
+    parts = TABLES["MARKED"].split(text)  # text, and the three groups of each match
+    for prose, table in zip_longest(parts[::4], parts[2::4]):
+        yield from tables_in(prose)
+        if table:
+            yield [[plain(cell) for cell in row] for row in TABLES["full"](yaml.safe_load(table))]
+
+
+def tables_in(prose: str) -> Iterator[list[list[str]]]:
+    """Return the tables of a text in Markdown, or as `compare` prints them."""
+    lines = prose.splitlines()
     for number, line in enumerate(lines):
         if re.fullmatch(r"\|[-:| ]+\||─+", line):
             body = takewhile(lambda row: row.strip() and not row.startswith("```"), lines[number + 1 :])
