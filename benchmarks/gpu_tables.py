@@ -1,12 +1,12 @@
 """Results of `benchmarks/gpu.py` as tables in Markdown.
 
 python benchmarks/gpu_tables.py [FOLDER]            # prints them; default: benchmarks/gpu
-python benchmarks/gpu_tables.py FOLDER --write      # puts them into docs/speed.md
+python benchmarks/gpu_tables.py FOLDER --write      # puts those of a training and of an event into docs/speed.md
 """
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,18 +14,21 @@ from xml.etree import ElementTree
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parent / "docs" / "speed.md"
 BEGIN, END = "<!-- tables of benchmarks/gpu_tables.py -->\n", "<!-- end of the tables -->\n"
+ON_THE_PAGE = {"checks", "epoch_speed", "event_cost", "language_speed"}
 FLOPS_A_TOKEN = 6 * 124e6 + 12 * 12 * 768 * 1024  # GPT-2 124M, blocks of 1024, forward and backward, as nanoGPT counts
 PEAK = {"A100": 312e12, "H100": 989e12, "H200": 989e12}  # operations a second, bf16, dense
 TRAINED = ", 1.6e4, float32"  # about the condition of trained weights: the others are left to the file
+HEADS = {"bytes": "MB", "share_of_the_loops_speed": "fraction of the loop's speed"}
 NOTES = {
     "exact_cost": "float64, other conditions and half of the rank are in the file.",
     "event_cost": "The paper, TITAN RTX: FIRE 0.06 s, 55 MB; S&P 0.002 s, 27 MB; DASH (all batches) 69 s, 2834 MB.",
 }
 
 
-def tables_of(folder: Path) -> str:
-    """Return the tables of all results in a folder."""
-    return "\n".join(map(of_result, sorted([*folder.glob("*.json"), *folder.glob("*.xml")])))
+def tables_of(folder: Path, names: Container[str] | None = None) -> str:
+    """Return the tables of all results in a folder, or of those with some names."""
+    paths = sorted([*folder.glob("*.json"), *folder.glob("*.xml")])
+    return "\n".join(of_result(path) for path in paths if names is None or path.stem in names)
 
 
 def of_result(path: Path) -> str:
@@ -71,7 +74,7 @@ def of_benchmark(path: Path) -> str:
 def markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Return rows of numbers as a table; memory in MB, ranges with a dash."""
     keys = list(dict.fromkeys(key for row in rows.values() for key in row))
-    heads = ["MB" if key == "bytes" else key.replace("_", " ") for key in keys]
+    heads = [HEADS.get(key, key.replace("_", " ")) for key in keys]
     lines = [f"| | {' | '.join(heads)} |", f"|---|{'--:|' * len(keys)}"]
     for name, row in rows.items():
         lines.append(f"| {name} | {' | '.join(_text(key, row[key]) if key in row else '–' for key in keys)} |")
@@ -98,11 +101,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path, nargs="?", default=FOLDER / "gpu")
     parser.add_argument("--write", action="store_true", help="into docs/speed.md")
     options = parser.parse_args()
-    tables = tables_of(options.folder)
     if options.write:
-        PAGE.write_text(written(PAGE.read_text(), f"\n{tables}\n"))
+        PAGE.write_text(written(PAGE.read_text(), f"\n{tables_of(options.folder, ON_THE_PAGE)}\n"))
     else:
-        print(tables)
+        print(tables_of(options.folder))
 
 
 if __name__ == "__main__":
