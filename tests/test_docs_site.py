@@ -87,11 +87,32 @@ def texts(tree: ast.AST):
             yield node.value
 
 
+def sources() -> list[str]:
+    return [text for path in (ROOT / "lightning_fire").rglob("*.py") for text in texts(ast.parse(path.read_text()))]
+
+
 def test_every_message_is_one_of_the_package():
     messages = re.findall(r"^\*\*`{1,2}(.+?)`{1,2}\*\*", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
     assert len(messages) >= 20
-    sources = [text for path in (ROOT / "lightning_fire").rglob("*.py") for text in texts(ast.parse(path.read_text()))]
+    printed = sources()
     for message in messages:
         pieces = [piece.strip() for piece in message.split("…") if len(piece) > 3]
         pattern = ".*".join(map(re.escape, pieces))
-        assert any(re.search(pattern, text, re.DOTALL) for text in sources), message
+        assert any(re.search(pattern, text, re.DOTALL) for text in printed), message
+
+
+EVENT = ["acted at epoch", "weight matrices", ", preset "]
+QUOTED = {  # words of messages in sentences of the guide
+    "around_an_event.md": ["for several parameters together"],
+    "detectors_and_forecasters.md": EVENT[1:],
+    "fine_tuning_again.md": [*EVENT, "the old weights are small for this scale"],
+    "language_in_phases.md": [*EVENT, "the old weights are small for this scale"],
+    "selections.md": ["leaves out", ": no optimizer trains "],
+}
+
+
+@pytest.mark.parametrize("page", QUOTED)
+def test_words_quoted_in_the_guide_are_those_of_messages(page):
+    text, printed = " ".join((DOCS / page).read_text().split()), "\n".join(sources())
+    for words in QUOTED[page]:
+        assert words in text and words in printed, words
