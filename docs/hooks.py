@@ -19,6 +19,8 @@ from mkdocs.structure.files import File
 log = logging.getLogger("mkdocs.hooks")
 ROOT, KATEX = Path(__file__).parents[1], os.environ.get("KATEX")
 INCLUDED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+# pages that a search finds after the guide
+LATER = re.compile(r"reference/|changelog|contributing|from_0_1|results|speed|theorems|claims|board_curves")
 RENDER = (
     "const k = require(process.argv[1]), f = JSON.parse(require('fs').readFileSync(0)); console.log(JSON.stringify("
 )
@@ -45,7 +47,12 @@ def on_files(files: Any, config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Let links out of docs/ lead to the repository, and names in the index of the reference to their entries."""
+    """Let links out of docs/ lead to the repository, and names in the index of the reference to their entries.
+
+    A search finds the pages of the guide before those of `LATER`.
+    """
+    if LATER.match(page.file.src_uri):
+        page.meta["search"] = {"boost": 0.2}
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation", "toc"]
     if page.file.src_uri == "reference/index.md":
