@@ -140,7 +140,7 @@ _ELSEWHERE = {"decide": "experiments.decide"}
 
 
 def _imported(name: str) -> Any:
-    if name == "__version__":  # of pyproject.toml; to look it up takes longer than all else here
+    if name == "__version__":  # equals pyproject.toml: a lookup takes longer than all other imports here
         from importlib import metadata
 
         return metadata.version("lightning-fire")
@@ -161,7 +161,7 @@ def _imported(name: str) -> Any:
     raise AssertionError(f"{name} is in __all__ and nowhere else")
 
 
-if not TYPE_CHECKING:  # a type checker would take any name, misspelt ones too
+if not TYPE_CHECKING:  # a type checker would accept any name, misspelt ones too
     __getattr__ = _imported
 
 

@@ -1,4 +1,4 @@
-"""Every access to private attributes of Lightning, and a way to those that it does not declare, in one file.
+"""All accesses to private or undeclared attributes of Lightning.
 
 Tested with lightning 2.6.6: new releases are checked against this file. It imports only torch.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Trainer
     from lightning.pytorch.utilities import CombinedLoader
 
-_VALIDATED = "_last_val_time"  # of a Trainer: does not exist before its first validation, nor in older releases
+_VALIDATED = "_last_val_time"  # of a Trainer: missing before its first validation and in older releases
 _AVERAGING = "StochasticWeightAveraging"
 OWN_LINKS = ("_trainer", "_fabric")  # attributes by which a LightningModule and its metrics refer to the Trainer
 
@@ -36,7 +36,7 @@ def data_source(trainer: "Trainer") -> Any:
 
 
 def combined_loader(trainer: "Trainer") -> Any:
-    """Return the training loaders as Lightning combines them; None before they are loaded."""
+    """Return the training loaders combined by Lightning; None before they are loaded."""
     return trainer.fit_loop._combined_loader
 
 
@@ -48,16 +48,16 @@ def combined_like(combined: "CombinedLoader", loaders: list[Any]) -> "CombinedLo
 
 
 def transferred(trainer: "Trainer", batch: Any) -> Any:
-    """Return a batch of a loader as training gets it: in the dtype of the precision, on the device, after all hooks."""
+    """Return a batch of a loader as in training: in the dtype of the precision, on the device, after all hooks."""
     batch = trainer.precision_plugin.convert_input(batch)
     batch = undeclared(trainer.lightning_module)._on_before_batch_transfer(batch, dataloader_idx=0)
     return trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
 def batches_that_stepped(trainer: "Trainer") -> int:
-    """Return the number of batches that made an optimizer step, Lightning's own axis of logs.
+    """Return the number of batches that made an optimizer step, which Lightning uses as the step of logs.
 
-    `global_step` counts each optimizer of manual optimization on its own.
+    Unlike `global_step`, this does not count each optimizer of manual optimization.
     """
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
@@ -66,12 +66,12 @@ def first_step_after(checkpoint: Mapping[str, Any]) -> int:
     """Return the first step at which a training resumed from the content of a checkpoint logs, in batches."""
     loops = checkpoint["loops"]["fit_loop"]
     batches = loops["epoch_loop.batch_progress"]["total"]
-    lag: int = batches["processed"] - batches["completed"]  # 1 where it was saved after a batch, or in validation
+    lag: int = batches["processed"] - batches["completed"]  # 1 if it was saved after a batch or in validation
     return int(loops["epoch_loop.state_dict"]["_batches_that_stepped"]) + lag
 
 
 def continue_steps_of_logs(trainer: "Trainer", step: int) -> None:
-    """Let the next fit log from this step on."""
+    """Make the next fit log from this step on."""
     trainer.fit_loop.epoch_loop._batches_that_stepped = step
 
 
@@ -82,7 +82,7 @@ def batches_with_steps(trainer: "Trainer") -> int:
 
 
 def epochs_of_training(trainer: "Trainer") -> int | None:
-    """Return `max_epochs` without the epoch that StochasticWeightAveraging adds, in which no weight is trained."""
+    """Return `max_epochs` without the extra epoch of StochasticWeightAveraging, which trains no weight."""
     kept = (getattr(each, "_max_epochs", None) for each in undeclared(trainer).callbacks if is_a(each, _AVERAGING))
     return next((epochs for epochs in kept if epochs and epochs + 1 == trainer.max_epochs), trainer.max_epochs)
 
@@ -111,7 +111,7 @@ def begin_next_epoch(trainer: "Trainer") -> None:
     loop, batch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     progress, epochs = batch_loop.batch_progress, undeclared(loop.epoch_progress.total)
     if loop.restarted_mid_epoch and batch_loop.restarted_on_train_batch_end and progress.is_last_batch:
-        progress.increment_completed()  # what Lightning does after it has saved
+        progress.increment_completed()  # as Lightning does after saving
         batch_loop._batches_that_stepped += 1
         batch_loop.restarting = False
         batch_loop.reset_restart_stage()
@@ -142,7 +142,7 @@ def complete_last_batch(checkpoint: dict[str, Any]) -> None:
 
 
 def end_finished_epoch(trainer: "Trainer") -> None:
-    """End a resumed epoch whose batches are all completed, where Lightning would train on one more batch.
+    """End a resumed epoch whose batches are all completed; Lightning would train on one more batch.
 
     This occurs without validation: Lightning fetches a batch before it checks whether the epoch is done.
     """
@@ -200,9 +200,9 @@ def draw_seeds_of_loaders(trainer: "Trainer") -> None:
 
 
 def validation_loop_metrics(trainer: "Trainer", num_batches: int) -> dict[str, float]:
-    """Run the Trainer's validation within training, on the first batches of each loader; return what it logs.
+    """Run the Trainer's validation within training, on the first batches of each loader; return its metrics.
 
-    The Trainer afterwards counts and knows what it did before. Callbacks that save, stop or show training have no part.
+    Counters and states of the Trainer are restored. Callbacks that save, stop or show training do not run.
     """
     loop, connector = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
     callbacks: list[Any] = undeclared(trainer).callbacks

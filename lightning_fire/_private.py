@@ -1,4 +1,4 @@
-"""Every access to private attributes of torch, of Keras on it, and of tqdm, in one file.
+"""All accesses to private attributes of torch, Keras (with the torch backend) and tqdm.
 
 Tested with torch 2.6 to 2.15 and Keras 3.15: new releases are checked against this file.
 """
@@ -28,19 +28,19 @@ def copy_of_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 def shows_a_bar() -> bool:
     """Return whether tqdm shows a progress bar on the screen."""
-    from tqdm import tqdm  # shares its bars with all classes made from it
+    from tqdm import tqdm  # its bars are shared with all derived classes
 
     screens = sys.stderr, sys.stdout
     return any(not getattr(bar, "disable", True) and bar.fp in screens for bar in list(tqdm._instances))
 
 
 def attributes_of(thing: object) -> list[Mapping[str, Any]]:
-    """Return the attributes of an object by name, of a module also its buffers and parts: at once, without a walk."""
+    """Return the attributes of an object by name, for a module also its buffers and children (not recursive)."""
     return [vars(thing), thing._buffers, thing._modules] if isinstance(thing, nn.Module) else [vars(thing)]
 
 
 def is_a(thing: object, *names: str) -> bool:
-    """Return whether an object is of a class of one of these names, of `lightning` or of `pytorch_lightning`."""
+    """Return whether an object's class has one of these names, in `lightning` or `pytorch_lightning`."""
     return not {kind.__name__ for kind in type(thing).__mro__}.isdisjoint(names)
 
 
@@ -52,12 +52,12 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def layers_of_keras(model: nn.Module) -> list[Any]:
-    """Return the layers of a model of Keras with its torch backend, nested ones too; none of another module."""
+    """Return the layers of a Keras model with the torch backend, nested ones included; none for another module."""
     return list(model._flatten_layers()) if hasattr(model, "_torch_params") else []  # type: ignore[operator]
 
 
 def show_hooks(module: nn.Module) -> Callable[[], None]:
-    """Let code that `torch.compile` made before run hooks of a module that were registered since, or are removed later.
+    """Make code compiled earlier by `torch.compile` run hooks that are registered on a module later.
 
     Compiled code checks whether `forward` is an attribute of the module itself. Call the returned function when the
     hooks are removed.
@@ -69,7 +69,7 @@ def show_hooks(module: nn.Module) -> Callable[[], None]:
 
 
 def has_gradient_hook(tensor: Tensor) -> bool:
-    """Return whether a function was registered that sees, or replaces, the gradient of a tensor."""
+    """Return whether a hook on the gradient of a tensor was registered."""
     return bool(tensor._backward_hooks)
 
 
@@ -84,7 +84,7 @@ def unscales_gradients(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def step_hooks(optimizer: object) -> dict[int, Any] | None:
-    """Return the hooks that run after each step of an optimizer; None of a wrapper or of another kind of optimizer."""
+    """Return the hooks that run after each step of an optimizer; None for a wrapper or another kind of optimizer."""
     return vars(optimizer).get("_optimizer_step_post_hooks") if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
@@ -99,7 +99,7 @@ def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
 
 
 def copy_with_own_tensors(layer: nn.Module) -> nn.Module:
-    """Return a copy of a layer and of those in it, with tensors of their own; they share everything else."""
+    """Copy a layer and its sublayers with their tensors; everything else is shared."""
     copied = copy.copy(layer)
     copied._parameters = {
         name: None if value is None else nn.Parameter(value.detach().clone(), requires_grad=value.requires_grad)

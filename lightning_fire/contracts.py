@@ -1,6 +1,6 @@
-"""Optional members of your own module and data: the package uses each one that exists.
+"""Optional members of your own module and data: the package uses those that exist.
 
-Nothing has to inherit from these protocols. The table in `docs/reference/callbacks.md` is written from them.
+Your classes need not inherit from these protocols. The table in `docs/reference/callbacks.md` is generated from them.
 """
 
 import operator
@@ -17,7 +17,7 @@ class HasChunk(Protocol):
 
     @property
     def chunk(self) -> int:
-        """Number of the present chunk of data. A change means new data; ignored unless a whole number."""
+        """Number of the current chunk of data. A change means new data; ignored unless an integer."""
 
 
 class HasNumChunks(Protocol):
@@ -47,7 +47,7 @@ class HasStepsPerChunk(Protocol):
     """A DataModule."""
 
     def steps_per_chunk(self) -> list[int]:
-        """Return the optimizer steps of each chunk, for learning rates that start again in each."""
+        """Return the number of optimizer steps of each chunk, for learning rates that restart in each."""
 
 
 class HasOnline(Protocol):
@@ -90,7 +90,7 @@ class HasActionSpace(Protocol):
 
     @property
     def action_space(self) -> Any:
-        """Action space of one environment, by which `DQN` and `SAC` check their networks; None before setup."""
+        """Action space of one environment, with which `DQN` and `SAC` check their networks; None before setup."""
 
     @property
     def example_observations(self) -> Tensor:
@@ -150,7 +150,7 @@ class HasObserve(Protocol):
     """A LightningModule that acts in environments."""
 
     def observe(self, observations: Tensor) -> None:
-        """Update statistics, as of a normalization, with training observations `(num_envs, *shape)`."""
+        """Update statistics, e.g. of a normalization, with training observations `(num_envs, *shape)`."""
 
 
 class HasFlopsPerToken(Protocol):
@@ -187,7 +187,7 @@ def offers(thing: object, contract: type[C]) -> TypeGuard[C]:
 
 
 def chunk_of(data: object) -> int | None:
-    """Return the `chunk` of a DataModule or other data; None without one, or if it is not a whole number."""
+    """Return the `chunk` of a DataModule or other data; None without one, or if it is not an integer."""
     try:
         return operator.index(data.chunk) if offers(data, HasChunk) else None
     except TypeError:

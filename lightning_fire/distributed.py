@@ -65,12 +65,12 @@ def reshard(module: nn.Module) -> None:
 
 
 def world_size() -> int:
-    """Return the number of processes of `torch.distributed`, 1 where it is not initialized."""
+    """Return the number of processes of `torch.distributed`, 1 if it is not initialized."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return the number of this process, 0 where `torch.distributed` is not initialized."""
+    """Return the number of this process, 0 if `torch.distributed` is not initialized."""
     return distributed.get_rank() if world_size() > 1 else 0
 
 
@@ -123,7 +123,7 @@ _warned: weakref.WeakKeyDictionary[object, set[str]] = weakref.WeakKeyDictionary
 def warn(message: str, owner: object) -> None:
     """Warn on rank 0, once for each owner, such as a model or an optimizer.
 
-    Python by itself shows a line once in a process, also if it is about another model.
+    By default Python shows a line once per process, even if it is about another model.
     """
     seen = _warned.setdefault(owner, set())
     if rank() == 0 and message not in seen:
@@ -132,7 +132,7 @@ def warn(message: str, owner: object) -> None:
 
 
 def show_warning(message: str, category: type[Warning] = UserWarning, depth: int | None = None) -> None:
-    """Issue a warning, also if the same one has been shown before, as at the caller `depth` frames above.
+    """Issue a warning, located `depth` frames above, even if it has been shown before.
 
     Default: the first caller outside of this package.
     """
@@ -140,4 +140,4 @@ def show_warning(message: str, category: type[Warning] = UserWarning, depth: int
     outside = (each for each in frames if not each.f_globals.get("__name__", "").startswith("lightning_fire."))
     frame = next(outside, frames[-1]) if depth is None else frames[depth - 1]
     place = frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__")
-    warnings.warn_explicit(message, category, *place)  # without a registry of what has been shown
+    warnings.warn_explicit(message, category, *place)  # without a registry of shown warnings

@@ -1,4 +1,4 @@
-"""The logger `lightning_fire`, which shows what the methods do in a training."""
+"""The logger `lightning_fire` for messages of methods during a training."""
 
 import logging
 import sys
@@ -12,10 +12,10 @@ from lightning_fire.distributed import show_warning
 
 
 class _BesideBars(logging.StreamHandler):  # type: ignore[type-arg]  # from Python 3.11 on
-    """Writes to `sys.stderr` as it is now, and begins a new line where tqdm shows a progress bar."""
+    """Handler that writes to the current `sys.stderr`, on a new line if tqdm shows a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.stream = sys.stderr  # rich puts another stream there while it shows a bar
+        self.stream = sys.stderr  # rich replaces it while it shows a bar
         super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -24,20 +24,20 @@ class _BesideBars(logging.StreamHandler):  # type: ignore[type-arg]  # from Pyth
 
 logger = logging.getLogger("lightning_fire")
 logger.setLevel(logging.INFO)
-if not logging.getLogger().hasHandlers():  # as Lightning's own: shown, unless the program configures logging
+if not logging.getLogger().hasHandlers():  # like Lightning's messages: shown unless the program configures logging
     logger.addHandler(_BesideBars())
     logger.propagate = False
 
 
 @rank_zero_only
 def inform(message: str) -> None:
-    """Log a message at level INFO, on rank 0 alone."""
+    """Log a message at level INFO, on rank 0 only."""
     logger.info(message)
 
 
 @rank_zero_only
 def rank_zero_warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn on rank 0 alone. Lightning's own function shows a line once in a process, also in another training."""
+    """Warn on rank 0 only. Lightning's function shows a line only once per process, over all trainings."""
     show_warning(message, category, depth=3)  # behind the decorator
 
 
@@ -53,7 +53,7 @@ def tell_once(trainer: object, message: str, tell: Callable[[str], object] = inf
 
 
 def no_change(title: str, from_initial: bool) -> str:
-    """Say that an event of a method has left all weights as they were, and what may be the reason."""
+    """Message for an event that changed no weight, with a possible reason."""
     why = "they already have the values that it gives them"
     if from_initial:
         why = (

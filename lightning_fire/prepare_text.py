@@ -1,4 +1,4 @@
-"""`lightning-fire prepare-text`: texts to token files, by `datasets` and `tokenizers`."""
+"""`lightning-fire prepare-text`: convert texts to token files, by `datasets` and `tokenizers`."""
 
 import argparse
 import hashlib
@@ -28,12 +28,12 @@ END_OF_TEXT = "<|endoftext|>"  # GPT-2's separator of documents, number 50256
 PIECE = 1 << 15  # characters of a file that are tokenised as one text
 _SHARD = 100_000  # documents, or pieces of files, that are tokenised again at most after a stop
 
-Part = tuple[str, int, int, int]  # of a file: path, first byte, byte after the last, and time, for the cache
+Part = tuple[str, int, int, int]  # piece of a file: path, first byte, byte after the last, time (for the cache)
 Splits = dict[str, tuple[datasets.Dataset, int]]  # `train` and `val`: texts, and the number of documents
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's arguments."""
+    """Return the argument parser of the command."""
     parser = argparse.ArgumentParser(
         prog="lightning-fire prepare-text",
         allow_abbrev=False,
@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _files(options: argparse.Namespace) -> tuple[Splits, str]:
-    """Return files of UTF-8 text in pieces; of a single file the last lines are held out."""
+    """Return files of UTF-8 text in pieces; from a single file the last lines are held out."""
     parts: dict[str, tuple[int, int, int]] = {}
     for name in map(Path, options.files):
         found = sorted(name.rglob("*.txt")) if name.is_dir() else [name]
@@ -117,12 +117,12 @@ def _files(options: argparse.Namespace) -> tuple[Splits, str]:
 
 
 def _rows(options: argparse.Namespace) -> tuple[Splits, str]:
-    """Return the rows of a text column of a Hugging Face data set, a document each."""
+    """Return the rows of a text column of a Hugging Face data set, one document each."""
     path, _, config = options.dataset.partition(":")
     names = [name for name in (options.split, options.val_split) if name]
     try:
         found = [datasets.load_dataset(path, config or None, split=name) for name in names]
-    except Exception as error:  # of any of the libraries that use the network
+    except Exception as error:  # errors of any library that uses the network
         brief = next(iter(str(error).splitlines()), "")
         raise RuntimeError(f"{options.dataset} cannot be loaded: {type(error).__name__}: {brief}") from error
     if options.column not in found[0].column_names:
@@ -136,7 +136,7 @@ def _rows(options: argparse.Namespace) -> tuple[Splits, str]:
 
 
 def _drawn(documents: int, options: argparse.Namespace) -> dict[str, np.ndarray]:
-    """Draw the documents to train on, and those to validate with, as `datasets` and nanoGPT do."""
+    """Draw the documents for training and for validation, as `datasets` and nanoGPT do."""
     order, held_out = np.random.default_rng(options.seed).permutation(documents), ceil(documents * options.val_share)
     if held_out == documents:
         raise ValueError(f"no document is left for training, of {documents} with --val-share {options.val_share:g}")
@@ -144,7 +144,7 @@ def _drawn(documents: int, options: argparse.Namespace) -> dict[str, np.ndarray]
 
 
 def _start_of_last_lines(path: str, size: int, share: float) -> int:
-    """Return the byte after the first line end in the last fraction of a file, or else after the last one before."""
+    """Return the byte after the first line end in the last fraction of a file, or after the last one before it."""
     if not size:
         raise ValueError(f"no text in {path}")
     target = size - max(1, round(size * share))
@@ -158,7 +158,7 @@ def _start_of_last_lines(path: str, size: int, share: float) -> int:
 
 
 def _pieces(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
-    """Cut files where tokenizers cut them anyway; yield each piece, and whether it ends its document."""
+    """Cut files at tokenizer boundaries; yield each piece, and whether it ends its document."""
     for path, at, end, _ in parts:
         piece = ""
         with open(path, "rb") as file:
@@ -179,9 +179,9 @@ def _pieces(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
 
 
 def cut(text: str) -> int:
-    """Return the position to end a piece at: one where a tokenizer that splits words at spaces splits anyway.
+    """Return the end of a piece: a position at which a tokenizer that splits words at spaces always splits.
 
-    That is after the last single line end, or without one before the last white space. With the byte pair encodings of
+    This is after the last single line end, or without one before the last white space. With the byte pair encodings of
     GPT-2 and its successors, the pieces then have the same tokens as the whole text.
 
     Example:
@@ -206,7 +206,7 @@ def _open(name: str, end_of_text: str | None) -> tuple[dict[str, Any], str | Non
             content = Path(name).read_bytes()
             origin = f"tokenizer.json {hashlib.sha256(content).hexdigest()[:16]}"
             tokenizer = tokenizers.Tokenizer.from_str(content.decode())
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises only Exception
         brief = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"{name} is neither a tokenizer.json nor one that can be downloaded ({brief})") from error
     numbers = tokenizer.get_vocab(with_added_tokens=True)
@@ -221,7 +221,7 @@ def _open(name: str, end_of_text: str | None) -> tuple[dict[str, Any], str | Non
 
 @lru_cache(1)
 def _encoder(tokenizer: str | None) -> Callable[[list[str]], list[Any]]:
-    """Return a function from texts to their tokens; what looks like a special token is text, as in nanoGPT."""
+    """Return a function from texts to tokens; special tokens in a text are treated as text, as in nanoGPT."""
     if tokenizer is None:
         return lambda texts: [np.frombuffer(text.encode(), np.uint8) for text in texts]
     encoder = tokenizers.Tokenizer.from_str(tokenizer)
@@ -241,7 +241,7 @@ def _tokenize(texts: list[str | None], ends: list[bool] | None = None, **how: An
 
 
 def _write(folder: Path, meta: dict[str, Any], splits: Splits, tokenizer: str | None) -> None:
-    """Write the three files, and the numbers of tokens and documents into `meta`."""
+    """Write the three files; add the numbers of tokens and documents to `meta`."""
     folder.mkdir(parents=True, exist_ok=True)
     how = {"tokenizer": tokenizer, "end": meta["end_of_text"], "dtype": meta["dtype"]}
     features = datasets.Features({"tokens": datasets.Sequence(datasets.Value(meta["dtype"]))})

@@ -2,8 +2,8 @@
 
 A clock is read before each batch; with the first batch of an epoch, the epoch starts. A schedule is anything
 with `due(clock) -> bool` and a repr that shows its settings. Those below also have `problem(horizon)`, so that a
-schedule that can never be due is an error before training starts; an argument out of its range is a ValueError.
-Imports neither torch nor Lightning.
+schedule that can never be due is an error before training starts. An argument out of range raises a ValueError. Imports
+neither torch nor Lightning.
 """
 
 import math
@@ -40,8 +40,8 @@ class Clock:
         epoch_start: Whether an epoch starts, before its first batch.
         chunk: Number of times the data has changed so far: 0 on the first data.
         new_data: Whether the first epoch on the current data starts.
-        progress: Fraction of training done, in [0, 1]; None if its end is not known.
-        progress_before: The progress at the last time that the clock was read; None as for `progress`.
+        progress: Fraction of training done, in [0, 1]; None if its end is unknown.
+        progress_before: The progress at the previous reading of the clock; None as for `progress`.
         metrics: At the start of an epoch, the logged metrics that the schedule watches, by key.
     """
 
@@ -56,13 +56,13 @@ class Clock:
 
     @property
     def trained_chunk(self) -> int:
-        """Number of changes of the data before the last batch that was trained."""
+        """Number of changes of the data before the last trained batch."""
         return self.chunk - (self.new_data and self.chunk > 0)
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """Length of training in epochs and in steps of all optimizers together, as the Trainer counts; None: unbounded."""
+    """Length of training in epochs and in steps of all optimizers, as counted by the Trainer; None: unbounded."""
 
     max_epochs: int | None = None
     max_steps: int | None = None
@@ -101,18 +101,18 @@ class Schedule(ABC):
         return ()
 
     def problem(self, horizon: Horizon) -> str | None:
-        """Return the reason that this schedule can never be due; None if it can."""
+        """Return the reason why this schedule can never be due; None if it can."""
         return None
 
 
 def problem_of(schedule: Any, horizon: Horizon) -> str | None:
-    """Return the reason that a schedule can never be due; None if it can, or has no `problem`."""
+    """Return the reason why a schedule can never be due; None if it can, or has no `problem`."""
     problem = getattr(schedule, "problem", None)
     return problem(horizon) if callable(problem) else None
 
 
 def schedules_in(schedule: Schedule) -> Sequence[Schedule]:
-    """Return the schedules of which any may be due."""
+    """Return the alternatives of a schedule: those of `AnyOf`, or itself."""
     if isinstance(schedule, AnyOf):
         return [part for inner in schedule.schedules for part in schedules_in(inner)]
     return [schedule]
@@ -124,11 +124,11 @@ def watched_by(schedule: Any) -> Sequence[str]:
 
 
 class AtNewData(Schedule):
-    """At the start of every chunk of data but the first (paper: vision and language).
+    """At the start of every chunk of data except the first (paper: vision and language).
 
     Args:
         skip_first: Whether to skip the first chunk. False: act on it too, for weights from an earlier training; a fit
-            resumed from the checkpoint of a finished one then acts unless the `chunk` is the same.
+            resumed from the checkpoint of a finished fit then acts unless the `chunk` is the same.
     """
 
     def __init__(self, skip_first: bool = True) -> None:
@@ -279,7 +279,7 @@ class WhenMetric(Schedule):
 
 
 class Never(Schedule):
-    """At no time: of methods that act at every step instead of at events."""
+    """Never due: for methods that act at every step instead of at events."""
 
     def due(self, clock: Clock) -> bool:
         return False
@@ -312,9 +312,9 @@ class AnyOf(Schedule):
 
 
 def idle_epochs(schedule: Any, horizon: Horizon) -> float:
-    """Return the number of epochs of the first data during which a schedule is surely not due; Inf: all of them.
+    """Return the number of epochs of the first data in which a schedule is certainly not due; Inf: all of them.
 
-    0 if its times are not known in advance.
+    0 if unknown in advance.
 
     Example:
         >>> idle_epochs(AtNewData(), Horizon()), idle_epochs(AtFraction(0.5), Horizon(max_epochs=9))
@@ -343,7 +343,7 @@ def one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
 
 
 def require_schedule(thing: Any) -> None:
-    """Raise a TypeError unless `thing` has `due`, is an object instead of a class, and has a repr with its settings."""
+    """Raise a TypeError unless `thing` is an object, not a class, with `due` and a repr that shows its settings."""
     if isinstance(thing, type):
         raise TypeError(f"`when` must be a schedule, got the class {thing.__name__}: write {thing.__name__}(…)")
     if type(thing).__module__.startswith("omegaconf."):
@@ -359,7 +359,7 @@ def require_schedule(thing: Any) -> None:
 
 
 def _positive(n: int) -> int:
-    """Return a whole number as Python's, as it is part of a key in checkpoints; raise a ValueError below 1."""
+    """Return a Python int, as it is part of a key in checkpoints; raise a ValueError below 1."""
     if not isinstance(n, Integral) or n < 1:
         raise ValueError(f"`n` must be a whole number of at least 1, got {n!r}")
     return int(n)

@@ -1,1 +1,1 @@
-"""The board: fixed tasks and one rule, by which methods are tuned, trained and compared."""
+"""The board: fixed tasks, and one rule for tuning, training and comparing methods."""

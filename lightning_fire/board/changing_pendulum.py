@@ -1,4 +1,4 @@
-"""Pendulums side by side, whose task can change: an environment of Stable-Baselines3."""
+"""A vector of pendulums whose task can change: an environment for Stable-Baselines3."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ LENGTH = 200  # steps of an episode, as in gymnasium
 
 
 class ChangingPendulum(VecEnv):
-    """Pendulums side by side, and a new task after every `steps` steps of each.
+    """A vector of pendulums, with a new task after every `steps` steps of each.
 
     A task is gymnasium's Pendulum with three torques to choose from. Each task has its own order and signs of the
     observations, order of the torques, gravity (8 to 12) and length (0.8 to 1.2). The reward is gymnasium's divided by
@@ -21,11 +21,11 @@ class ChangingPendulum(VecEnv):
 
     Args:
         number: Number of pendulums.
-        seed: Seed of the tasks, and together with `task` of the states in which episodes begin.
+        seed: Seed of the tasks and, together with `task`, of the initial states of episodes.
         steps: Steps of each pendulum in a task; 0: the task does not change.
         task: Number of the first task, counted from 0.
-        length: Steps of an episode.
-        speed: Largest angular speed at its beginning, in radians per second; the angle is any.
+        length: Steps per episode.
+        speed: Largest initial angular speed, in radians per second; the initial angle is any.
     """
 
     def __init__(self, number: int, seed: int, steps: int, task: int = 0, length: int = LENGTH, speed: float = 1.0):
@@ -36,19 +36,19 @@ class ChangingPendulum(VecEnv):
         self.begin(task)
 
     def begin(self, task: int) -> None:
-        """Begin a task."""
+        """Start a task."""
         random = np.random.default_rng([self.task_seed, task])
         self.task, self.order, self.signs = task, random.permutation(3), random.choice([-1, 1], 3)
         self.torques = random.permutation([-2.0, 0.0, 2.0])
         self.gravity, self.length = random.uniform(8, 12), random.uniform(0.8, 1.2)
 
     def reset(self) -> np.ndarray:
-        """Begin an episode in each; return the observations, shape `(number, 3)`."""
+        """Start an episode in each; return the observations, shape `(number, 3)`."""
         self.angle, self.speed = np.zeros((2, self.num_envs))
         self.age = np.zeros(self.num_envs, int)
         self._restart(np.ones(self.num_envs, bool))
         if self.steps:
-            self.age = self.random.integers(0, self.length_of_episode, self.num_envs)  # do not end all at once
+            self.age = self.random.integers(0, self.length_of_episode, self.num_envs)  # episodes should not all end together
         return self._observations()
 
     def _restart(self, chosen: np.ndarray) -> None:
@@ -65,7 +65,7 @@ class ChangingPendulum(VecEnv):
         self.torque = self.torques[actions]
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Take the step; return observations, rewards, which episodes have ended, and what is known of these."""
+        """Take the step; return observations, rewards, flags of ended episodes, and their info."""
         from_top = (self.angle + np.pi) % (2 * np.pi) - np.pi
         cost = from_top**2 + 0.1 * self.speed**2 + 0.001 * self.torque**2
         acceleration = 1.5 * self.gravity / self.length * np.sin(self.angle) + 3 / self.length**2 * self.torque
@@ -78,7 +78,7 @@ class ChangingPendulum(VecEnv):
         infos: list[dict[str, Any]] = [{} for _ in done]
         if done.any():
             last = self._observations()
-            for i in np.flatnonzero(done):  # algorithms then take the value of the last observation into account
+            for i in np.flatnonzero(done):  # algorithms then use the value of the last observation
                 infos[i] = {"terminal_observation": last[i], "TimeLimit.truncated": True}
             self._restart(done)
         if change:
@@ -99,11 +99,11 @@ class ChangingPendulum(VecEnv):
         return self.length_of_episode * float(np.mean(self.rewards[before:])), torch.cat(seen[:-1])
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
-        """Return that no pendulum is in a wrapper."""
+        """Return False for each: no pendulum is wrapped."""
         return [False] * self.num_envs
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Return an attribute, once for each pendulum."""
+        """Return an attribute for each pendulum."""
         return [getattr(self, attr_name, None)] * self.num_envs
 
     def env_method(self, *args: Any, **options: Any) -> Any:
@@ -115,4 +115,4 @@ class ChangingPendulum(VecEnv):
         self.env_method()
 
     def close(self) -> None:
-        """Do nothing: it holds no resources."""
+        """Do nothing: there are no resources."""

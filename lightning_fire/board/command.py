@@ -1,4 +1,4 @@
-"""`lightning-fire board`: joins a method to the board, and checks a row of it."""
+"""`lightning-fire board`: evaluate a method on the board, or check a row."""
 
 import argparse
 import hashlib
@@ -30,11 +30,11 @@ from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import VANILLA, check_name
 
 _PACKAGES = ("lightning-fire", "torch", "lightning", "numpy")
-_CHECKED = 2  # seeds of a row that are trained again
+_CHECKED = 2  # number of seeds to train again
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's arguments."""
+    """Return the argument parser of the command."""
     suite = read_suite()
     parser = argparse.ArgumentParser(
         prog="lightning-fire board",
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Row]:
-    """Run the command, and return the rows in its folder, by method."""
+    """Run the command; return the rows in its folder, by method."""
     options = parser().parse_args(args)
     try:
         suite = read_suite(options.suite)
@@ -107,7 +107,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
 
 
 def _with_own(suite: Suite, words: Sequence[str]) -> tuple[Suite, list[str], dict[str, str]]:
-    """Return the suite with the methods of the user, the names of all that are asked for, and the digests of theirs."""
+    """Return the suite with the user's methods, the names of all requested methods, and digests of the user's code."""
     layers, space, names, sources = dict(suite.methods), dict(suite.space), [], {}
     for word in words:
         file, colon, kind = word.partition(":")
@@ -130,7 +130,7 @@ def _with_own(suite: Suite, words: Sequence[str]) -> tuple[Suite, list[str], dic
 
 
 def _asked(row: Row) -> str:
-    """Return the word by which the method of a row was asked for."""
+    """Return the command-line name of the method of a row."""
     if not row.source:
         return row.method
     module, _, kind = row.config["method"]["class_path"].rpartition(".")
@@ -138,7 +138,7 @@ def _asked(row: Row) -> str:
 
 
 def _class_of(file: str, kind: str) -> Any:
-    """Return a class of a file in the present folder, where trainings find it by the same name."""
+    """Return a class of a file in the current folder, from which trainings import it."""
     path = Path(file)
     if path.suffix != ".py" or path.parent != Path() or not path.is_file():
         raise ValueError(f"{file}:{kind}: {file} must be a Python file in the present folder")
@@ -155,7 +155,7 @@ def _class_of(file: str, kind: str) -> Any:
 
 
 def _keep(output: Path, method: str, task: str, cell: Cell, suite: Suite, source: str) -> None:
-    """Write a cell into the row of its method, beside the cells of other tasks."""
+    """Write a cell into the row of its method, keeping the cells of other tasks."""
     path = output / "rows" / f"{method}.json"
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     new = Row(method, suite.methods.get(method, {}), source, _versions(), machine)
@@ -170,7 +170,7 @@ def _versions() -> dict[str, str]:
 
 
 def _check(row: Row, suite: Suite, names: Sequence[str], options: argparse.Namespace, engine: Any) -> int:
-    """Train some seeds of a row again, print how far the numbers agree, and return 1 if they do not."""
+    """Train some seeds of a row again; print the differences; return 1 if the numbers do not agree."""
     far = 0
     for name in [name for name in names if name in row.cells]:
         cell, task = row.cells[name], suite.tasks[name]

@@ -1,4 +1,4 @@
-"""What methods reach on a task of the board: tuned, frozen, trained with the reported seeds."""
+"""Measure methods on a task of the board: tune, then train with the reported seeds."""
 
 import argparse
 import hashlib
@@ -26,7 +26,7 @@ _POINTS = 40  # of a curve
 def measured(
     suite: Suite, task: Task, methods: Sequence[str], output: Path, engine: Engine, minutes: float | None = None
 ) -> dict[str, Cell]:
-    """Tune methods on a task, train them with the reported seeds, and return the cell of each that could be trained.
+    """Tune methods on a task and train them with the reported seeds; return the cells of those that could be trained.
 
     Finished runs in `output` are not run again.
 
@@ -35,7 +35,7 @@ def measured(
         task: One of its tasks.
         methods: Names of methods, none of which the task leaves out.
         output: Folder of the runs.
-        engine: Where they are trained.
+        engine: Engine that trains them.
         minutes: Time after which a SystemExit ends it; the same call continues.
     """
     folder, recipe = output / task.name, suite.recipe_of(task)
@@ -56,17 +56,17 @@ def measured(
 
 
 class Tuned(NamedTuple):
-    """A method with the hyper-parameters that were chosen."""
+    """A method with its chosen hyper-parameters."""
 
     layer: Mapping[str, Any]  # of the recipe
     setting: Mapping[str, Any]  # empty: nothing is tuned
-    tried: Mapping[str, float]  # mean number of each setting, by name
+    tried: Mapping[str, float]  # mean result of each setting, by name
 
 
 def _tuned(
     suite: Suite, task: Task, recipe: Recipe, folder: Path, engine: Engine, options: argparse.Namespace
 ) -> Tuned:
-    """Try the settings of a method on the tuning seeds, and choose that with the best mean."""
+    """Try the settings of a method on the tuning seeds; choose the one with the best mean."""
     method = options.method
     layer, space = recipe.layers(method)[-1] if method in recipe.methods else {}, suite.space_of(task, method)
     if not space:
@@ -106,7 +106,7 @@ def _cell(
 
 
 def _curve(series: Sequence[Any]) -> list[tuple[float, float]]:
-    """Return mean and standard deviation over the seeds of some values of their curves, rounded, at most 40."""
+    """Return mean and standard deviation over seeds at up to 40 points of their curves, rounded."""
     if None in series or len({len(values) for _, values in series}) != 1:
         return []
     values = np.array([of for _, of in series])

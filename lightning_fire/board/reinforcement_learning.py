@@ -1,8 +1,8 @@
-"""A pendulum that changes many times, learned by DQN from random actions: the board's task of reinforcement learning.
+"""The board's task of reinforcement learning: a pendulum that changes many times, learned by DQN from random actions.
 
-The actions are always random and do not depend on the network, and episodes begin in any state: with a seed all methods
-learn from the same transitions in the same batches, so that they differ by what they learn from them, not by what they
-explore. The greedy policy of the network is only evaluated.
+Actions are always random, independent of the network, and episodes start in any state: for a given seed all methods
+learn from the same transitions in the same batches. Methods then differ in learning, not in exploration. The greedy
+policy of the network is only evaluated.
 """
 
 import zlib
@@ -18,8 +18,8 @@ from lightning_fire.integrations.stable_baselines3 import PlasticityCallback
 from lightning_fire.methods import EventMethod, Method
 from lightning_fire.when import EveryNSteps
 
-_PENDULUMS, _BATCH, _FIRST = 64, 64, 8  # side by side; transitions in a batch; steps of each before the first update
-_LENGTH, _SPEED = 20, 8.0  # of training episodes, which are short and begin in any state
+_PENDULUMS, _BATCH, _FIRST = 64, 64, 8  # pendulums; transitions per batch; steps of each before the first update
+_LENGTH, _SPEED = 20, 8.0  # of training episodes, which are short and start in any state
 
 
 def train(
@@ -33,20 +33,20 @@ def train(
     optimizer: Callable[[Iterable[Any]], Optimizer] | None = None,
     parameter_groups: Callable[[nn.Module], Any] | None = None,
 ) -> None:
-    """Learn one task after the other; log `return`, that of the greedy policy after each, by the number of the task.
+    """Learn one task after the other; after each, log `return`, that of the greedy policy, by task number.
 
-    Also `data/checksum`, of the transitions of the task: it is equal for all methods.
+    Also logs `data/checksum` of the transitions of each task, which is equal for all methods.
 
-    At a change the replay buffer is emptied and the method acts, on new data if it needs data; target networks are
-    copied then. A method that acts at every step does so throughout. What it logs is logged, too.
+    At a change the replay buffer is emptied and the method acts, on new data if it needs data; then target networks are
+    copied. A method that acts at every step always acts. Its metrics are logged, too.
 
     Args:
         seed: Seed of the network, the tasks and the actions.
         method: The method; None: vanilla.
         log: Logs a number.
         tasks: Number of tasks.
-        steps: Steps of each of 64 pendulums in a task.
-        updates: Optimizer steps after each of these steps but the first 8.
+        steps: Steps of each of 64 pendulums per task.
+        updates: Optimizer steps after each of these steps except the first 8.
         hidden: Units of each of two hidden layers, ReLU.
         optimizer: Makes the optimizer from parameters or their groups. Default: Adam with a learning rate of 0.003.
         parameter_groups: Makes the groups from the network, such as `muon_groups`.
@@ -81,7 +81,7 @@ def _agent(
     optimizer: Callable[[Iterable[Any]], Optimizer] | None,
     parameter_groups: Callable[[nn.Module], Any] | None,
 ) -> Any:
-    """Return a new DQN that acts at random and remembers the transitions of one task; arguments as of `train`."""
+    """Return a new DQN that acts at random and stores the transitions of one task; arguments as in `train`."""
     agent: Any = DQN(
         "MlpPolicy",
         _pendulums(seed, 0),
@@ -108,6 +108,6 @@ def _agent(
 
 
 def _checksum(buffer: Any) -> int:
-    """Return a number of the transitions in a replay buffer, which float32 holds without rounding."""
+    """Return a checksum of the transitions in a replay buffer that float32 represents exactly."""
     parts = (buffer.observations, buffer.next_observations, buffer.actions, buffer.rewards, buffer.dones)
     return zlib.crc32(b"".join(part.tobytes() for part in parts)) % 2**24

@@ -1,4 +1,4 @@
-"""A row of the board: what a method has reached on each task, in a file that another person can check."""
+"""A row of the board: results of a method on each task, in a file that another person can check."""
 
 import json
 import math
@@ -14,15 +14,15 @@ Values = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Cell:
-    """What a method has reached on a task.
+    """Result of a method on a task.
 
     Attributes:
-        values: The number of the task in each run, by seed; NaN: the run has diverged.
+        values: Result of each run, by seed; NaN: the run has diverged.
         vanilla: The same without a method, trained on the same machine.
         scratch: The same with a full reset at each change.
-        setting: The hyper-parameters that were chosen; empty: nothing was tuned.
-        tried: Mean number of each setting that was tried, by name, over the tuning seeds.
-        curve: Mean over the seeds of what is drawn, and its standard deviation (n - 1), `(points, 2)`.
+        setting: The chosen hyper-parameters; empty: nothing was tuned.
+        tried: Mean result of each tried setting over the tuning seeds, by name.
+        curve: Mean over the seeds at each point of the curve, and its standard deviation (n - 1), `(points, 2)`.
         seconds: Wall-clock time of a run, mean over the seeds.
         recipe: SHA-256 of the recipe with the method.
     """
@@ -39,15 +39,15 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A method on the tasks of the board.
+    """Results of a method on the tasks of the board.
 
     Attributes:
         method: Its name.
-        config: What it adds to a recipe.
+        config: Configuration that it adds to a recipe.
         source: SHA-256 of the code of a method that is not shipped; empty: shipped.
-        versions: Of the packages.
+        versions: Versions of the packages.
         machine: Processor and system.
-        cells: By task.
+        cells: Cells by task.
     """
 
     method: str
@@ -95,7 +95,7 @@ def _without_nan(thing: Any) -> Any:
 
 
 def _with_seeds(cell: dict[str, Any]) -> dict[str, Any]:
-    """Return a cell whose seeds are numbers, where JSON has strings, and whose missing values are NaN."""
+    """Convert the seeds of a cell from JSON's strings to integers, and missing values to NaN."""
     for key in ("values", "vanilla", "scratch"):
         cell[key] = {int(seed): math.nan if value is None else float(value) for seed, value in cell[key].items()}
     return cell

@@ -1,4 +1,4 @@
-"""The suite of the board: its tasks, its methods, and the rule by which they are compared."""
+"""The suite of the board: tasks, methods, and the rule for comparing them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -19,18 +19,18 @@ class Task:
     """A task of the board.
 
     Attributes:
-        name: Its name, that of its recipe.
-        recipe: What is trained, with the methods that are others on this task.
-        about: What changes, for the table.
-        number: What is compared, with its unit, for the table.
-        measure: Column of `results.csv` that has it.
-        mode: Whether more of it is better (`"max"`), or less (`"min"`).
+        name: Its name, equal to that of its recipe.
+        recipe: Its recipe, with the methods that differ on this task.
+        about: Description of the change of data, for the table.
+        number: Name and unit of the compared number, for the table.
+        measure: Its column in `results.csv`.
+        mode: `"max"` if larger is better, `"min"` if smaller is.
         metric: Logged key that is compared. Default: that of `lightning-fire compare`.
         scale: Factor for the table, 100 for percent.
         digits: Digits after the decimal point in the table.
         curve: Logged key of the curves over the training.
-        left_out: Methods that this task cannot take, and the reason of each.
-        space: Search spaces that are others on this task, by method.
+        left_out: Methods that cannot be used on this task, with reasons.
+        space: Search spaces that differ on this task, by method.
     """
 
     name: str
@@ -53,12 +53,12 @@ class Suite:
 
     Attributes:
         path: File of the suite.
-        tasks: By name.
-        methods: What each method adds to a recipe, by name.
+        tasks: Tasks by name.
+        methods: Configuration that each method adds to a recipe, by name.
         space: The values of each hyper-parameter that is tuned, by method.
-        trials: Number of settings of a method that are tried.
-        tuning_seeds: Seeds that each setting is tried with.
-        seeds: Seeds of the reported runs, none of those.
+        trials: Number of tried settings per method.
+        tuning_seeds: Seeds for trying each setting.
+        seeds: Seeds of the reported runs, distinct from the tuning seeds.
     """
 
     path: Path
@@ -70,7 +70,7 @@ class Suite:
     seeds: Sequence[int]
 
     def recipe_of(self, task: Task) -> Recipe:
-        """Return the recipe of a task with all methods that it can take."""
+        """Return the recipe of a task with all methods that can be used on it."""
         methods = {name: layer for name, layer in self.methods.items() if name not in task.left_out}
         return replace(task.recipe, methods={**methods, **task.recipe.methods})
 

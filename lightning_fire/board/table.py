@@ -22,15 +22,15 @@ MARKS = (
 def differences(rows: Mapping[str, Row], suite: Suite) -> dict[tuple[str, str, Reference], Difference]:
     """Gain of each method over vanilla and over a full reset on each task, in the units of the table.
 
-    All differences of the board are decided together, by Holm's procedure: if no method differs from anything, the
-    probability that the board shows any difference is at most 5 %.
+    All differences of the board are tested together by Holm's procedure: if no methods differ, the probability that the
+    board shows any difference is at most 5 %.
 
     Args:
-        rows: By method.
-        suite: The suite that they are of.
+        rows: Rows by method.
+        suite: Their suite.
 
     Returns:
-        By method, task and reference; without cells that have diverged, and those that compare a thing with itself.
+        Differences by method, task and reference; without diverged cells and comparisons of a method with itself.
     """
     pairs: dict[tuple[str, str, Reference], tuple[Values, Values]] = {}
     for method, row in rows.items():
@@ -46,13 +46,13 @@ def differences(rows: Mapping[str, Row], suite: Suite) -> dict[tuple[str, str, R
 
 
 def gains(task: Task, values: Values) -> dict[int, float]:
-    """Return numbers of a task in the units of the table, such that more is better."""
+    """Convert results of a task to the units of the table, with larger being better."""
     sign = -1 if task.mode == "min" else 1
     return {seed: sign * task.scale * value for seed, value in values.items()}
 
 
 def best_of(rows: Mapping[str, Row], task: Task) -> list[str]:
-    """Return the method with the best mean on a task, and all that it is not shown to be better than, best first."""
+    """Return the method with the best mean on a task, and all methods that it is not shown to beat, best first."""
     values = {
         method: gains(task, row.cells[task.name].values)
         for method, row in rows.items()

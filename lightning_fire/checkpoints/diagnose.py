@@ -21,7 +21,7 @@ from lightning_fire.printable import printable
 from lightning_fire.where import Selection, WeightView
 from lightning_fire.where.selection import about, columns, times
 
-# word of --sort: attribute, head of the column
+# choice of --sort: attribute, column header
 METRICS = {
     "dfi": ("dfi_normalized", "DfI"),
     "ratio": ("dfi_ratio", "× reference"),
@@ -47,12 +47,12 @@ def diagnose(
 
     Args:
         checkpoint: The checkpoint.
-        selection: Weights of it.
+        selection: Its selected weights.
         reference: A checkpoint of the same network; None: new weights of the same shapes.
-        options: Of FIRE: `steps`, `coefficients`, `scale`, see `functional.fire`.
+        options: Options of FIRE: `steps`, `coefficients`, `scale`, see `functional.fire`.
 
     Returns:
-        In the order of the checkpoint.
+        One entry per weight, in the order of the checkpoint.
 
     Raises:
         ValueError: If the reference lacks a weight, has it in another shape, or with a NaN or Inf.

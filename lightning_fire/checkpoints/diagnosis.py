@@ -1,4 +1,4 @@
-"""Metrics of a weight from its singular values, and the effect that FIRE would have on it."""
+"""Metrics of a weight from its singular values, and the effect of FIRE on it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _LEAST = 0.01  # lower bound of ratios: one weight at an isometry must not domin
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Metrics of one weight; of a convolution or a stack, of several matrices. All are Inf if it has a NaN or Inf.
+    """Metrics of one weight, over all matrices of a convolution or a stack. All are Inf if it has a NaN or Inf.
 
     Attributes:
         name: Its name in a checkpoint; a part of a fused weight ends with its letter.
@@ -32,7 +32,7 @@ class Diagnosis:
         norm: ‖W‖_F of the whole weight.
         sfe_normalized: ‖W − FIRE(W)‖_F² / ‖W‖_F² of the whole weight. Inf for a weight of zeros that FIRE would
             change.
-        quantiles: Of the singular values of all matrices together, at `QUANTILES`.
+        quantiles: Quantiles of the singular values of all matrices, at `QUANTILES`.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Diagnosis:
 
     @property
     def dfi_ratio(self) -> float:
-        """Normalized DfI by that of the reference; NaN if that is 0, as that of an isometry."""
+        """Normalized DfI divided by that of the reference; NaN if that is 0, as for an isometry."""
         return self.dfi_normalized / self.dfi_reference if self.dfi_reference > 1e-9 else nan
 
 
@@ -64,8 +64,8 @@ def diagnosis_of(
 ) -> Diagnosis:
     """Compute the metrics of one weight, in float64, by a singular value decomposition.
 
-    FIRE keeps singular vectors, so the singular values determine how far it would move a weight: σ becomes s·f(σ),
-    where f is the iteration and s the scale.
+    FIRE keeps singular vectors, so singular values determine how far it moves a weight: σ becomes s·f(σ), where f is
+    the iteration and s the scale.
 
     Args:
         weight: Shape `(out, in, *kernel)`, real floating dtype, not empty.
@@ -74,7 +74,7 @@ def diagnosis_of(
         steps: See `functional.fire`.
         coefficients: See `functional.fire`.
         scale: See `functional.fire`.
-        groups: Number of matrices that are stacked in the outputs, as of experts.
+        groups: Number of matrices stacked in the outputs, such as experts.
 
     Example:
         >>> measured = diagnosis_of(torch.diag(torch.tensor([1.0, 3.0])), steps="exact")
@@ -111,7 +111,7 @@ def diagnosis_of(
 
 
 def dfi_of_new(shape: tuple[int, ...]) -> float:
-    """Return the expected normalized DfI of a new weight (out, in, *kernel), of independent Gaussian entries.
+    """Return the expected normalized DfI of a new weight (out, in, *kernel) with independent Gaussian entries.
 
     With r the short and l the long side, ‖G‖_F² has the expectation r·l·(r + l + 1) and (tr G)² has r·l·(r·l + 2), and
     their ratio is independent of the norm. So it is r·(r + l + 1) / (r·l + 2) - 1, about r / l.

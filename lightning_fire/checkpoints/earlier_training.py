@@ -13,15 +13,15 @@ from lightning_fire.checkpoints.formats import open_checkpoint
 from lightning_fire.where.layers import injected_heads, plain
 from lightning_fire.where.selection import some
 
-_WEIGHTS = (".safetensors", ".bin")  # files of a folder that a digest covers
+_WEIGHTS = (".safetensors", ".bin")  # files of a folder covered by a digest
 
 
 @dataclass(frozen=True)
 class EarlierTraining:
-    """What an earlier training has left.
+    """Weights and optimizer states of an earlier training.
 
     Attributes:
-        name: Its name in messages, mostly the path of a file.
+        name: Name in messages, usually a file path.
         weights: Parameters and buffers by name.
         optimizer_states: State dicts of its optimizers, as of `torch.optim`; empty if there are none.
     """
@@ -33,13 +33,13 @@ class EarlierTraining:
     def load_weights(self, module: nn.Module, only_check: bool = False) -> None:
         """Load the weights into a module.
 
-        Names may lack a prefix that all names of the module have, as those of a network inside a LightningModule, or
-        have one more. Of tied weights one is enough. Heads that `PlasticityInjection` has wrapped take weights from
-        before and after injections.
+        Names may lack a prefix that all names of the module have, such as that of a network in a LightningModule, or
+        have an additional one. One of several tied weights is enough. Heads wrapped by `PlasticityInjection` take
+        weights from before and after injections.
 
         Args:
-            module: The module, which stays as it is if an error is raised.
-            only_check: Whether to check alone that they fit.
+            module: The module; it is unchanged if an error is raised.
+            only_check: Whether only to check that they fit.
 
         Raises:
             ValueError: If names or shapes differ.
@@ -73,13 +73,13 @@ class EarlierTraining:
             module.load_state_dict({own[name][0]: tensor for name, tensor in given.items()} | copies, strict=False)
 
     def load_optimizer_states(self, optimizers: Sequence[Optimizer]) -> str:
-        """Load the states of parameters into optimizers, which keep their own learning rates and other settings.
+        """Load the states of parameters into optimizers; learning rates and other settings are kept.
 
         Args:
-            optimizers: Those of the model, in the order of the earlier training.
+            optimizers: Optimizers of the model, in the order of the earlier training.
 
         Returns:
-            The reason why no optimizer has been changed; empty if all have.
+            The reason why no optimizer was changed; empty if all were.
         """
         states = self.optimizer_states
         if not states:
@@ -145,13 +145,13 @@ def digest_of(path: str | Path) -> str:
 
 
 def _of_head(name: str, heads: Sequence[str]) -> str:
-    """Return the name of a weight before its head was wrapped."""
+    """Return the name that a weight had before its head was wrapped."""
     head = next((head for head in heads if name.startswith(f"{head}.trained.")), None)
     return name if head is None else head + name.removeprefix(f"{head}.trained")
 
 
 def _renamed(given: Mapping[str, Tensor], own: Sequence[str]) -> dict[str, Tensor]:
-    """Add or remove a prefix with which all names are those of a module; without such a one, change nothing."""
+    """Add or remove a prefix so that all names match a module; if there is none, change nothing."""
     options = []
     if given and own and not given.keys() <= set(own):
         first, mine = next(iter(given)), own[0]

@@ -1,4 +1,4 @@
-"""Embedding tables in a file, recognized by names, and by shapes where names do not show them."""
+"""Embedding tables in a file, recognized by names, otherwise by shapes."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lightning_fire.checkpoints.stored import Stored
 
 _NAMED = re.compile(r"embed(?!_out$)|(^|_)(wte|wpe|emb|tok|token_type|position\w*|relative)(_|$)")
-# a layer of exactly such a name is a table; parts of longer names are not: `pos_proj`, `word_head`
+# layers with exactly such a name are tables; as parts of longer names they are not: `pos_proj`, `word_head`
 _WHOLE = re.compile(
     r"(pos(ition(s|al)?)?|pe|lut|look_?up|vocab(ulary)?|words?|tokens?|(word|token|char|node)?_?(vectors?|table)|shared"
     r"|code_?book|chars?|seg(ments?)?|(item|user|entity|relation)_?(factors?|table|vectors?)|items|users|entities"
@@ -17,33 +17,32 @@ _TOKENS = re.compile(
     r"(wte|shared|emb|lut|look_?up|vocab(ulary)?|words?|(word|token)_?(vectors?|table)|tok(en)?s?|tok(en)?_embed\w*"
     r"|embed_(in|tokens)|(word_)?embeddings?)"
 )
-# usual names of layers that are not tables, among them output layers without a bias
+# usual names of layers that are not tables, including output layers without a bias
 _LINEAR = re.compile(
     r"(^|_)(fc\d*|lin(ear)?\d*|dense\d*|proj(ection|ector)?|head|out(put)?s?|logits?|classifier|pred(ictor|ictions?)?"
     r"|decoder|score|final|last|gate|router|policy|value|actor|critic|mlp|ffn?|w[a-z]?\d?|W?[qkvo]+|attn|query|key|\d+)(_|$)"
 )
 _PROJECTION = re.compile(r"(^|_)(proj(ect(ion)?)?|mapping|linear|dense|fc\d*)(_|$)")  # a Linear on or in an embedding
-_FEWEST = 16  # rows of a table; output layers of fewer are frequent
+_FEWEST = 16  # minimum rows of a table; output layers with fewer are frequent
 
 
 def is_named_embedding(layer: str, parent: str) -> bool:
-    """Return whether the names of a layer and of the module that holds it are those of an embedding."""
+    """Return whether the names of a layer and of its parent are those of an embedding."""
     named = _WHOLE.fullmatch(layer) or _NAMED.search(layer) or _NAMED.search(parent)
     return bool(named) and not _PROJECTION.search(layer)
 
 
 def is_of_tokens(layer: str) -> bool:
-    """Return whether the name of an embedding is one of tokens, instead of positions or others."""
+    """Return whether the name of an embedding is that of tokens, not of positions etc."""
     return bool(_TOKENS.fullmatch(layer))
 
 
 def embeddings_by_shape(tensors: Sequence[Stored]) -> set[str]:
-    """Return the names of weights that are embeddings as far as names and shapes show.
+    """Return the names of weights that are embeddings according to names and shapes.
 
-    A table of shape `(rows, width)`, of at least 16 rows, has no bias, and no other tensor has its number of rows,
-    except an output layer of the same shape; its width is that of other weights. All this holds for an output layer
-    without a bias as well: if it is not tied, the last matrix in the order given, or a layer with a usual name of
-    Linear layers, is not a table.
+    A table of shape `(rows, width)` has at least 16 rows and no bias; no other tensor has its number of rows, except an
+    output layer of the same shape; other weights have its width. An output layer without a bias also fits: therefore
+    the last matrix in the given order, if not tied, and layers with a usual name of Linear layers, are not tables.
 
         >>> shapes = {"net.things.weight": (99, 8), "net.fc.weight": (16, 8), "net.end.weight": (3, 16)}
         >>> embeddings_by_shape([Stored(name, shape, "F32") for name, shape in shapes.items()])

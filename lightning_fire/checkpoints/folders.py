@@ -1,4 +1,4 @@
-"""Folders of checkpoint files: the tensors in all of them, copies, and hints on what else a folder holds."""
+"""Folders of checkpoint files: their tensors, copies, and hints on other files in the folder."""
 
 import json
 import re
@@ -20,7 +20,7 @@ _ENDINGS = ("*.safetensors", "*.ckpt", "*.pt", "*.pth", "*.bin")
 
 
 class Folder(Checkpoint):
-    """Tensors of the files of one kind in a folder: those that an index names, or a single one."""
+    """Tensors of the files of one kind in a folder: those named in an index, or a single file."""
 
     def __init__(self, path: Path, kind: type[Safetensors | PickledCheckpoint], unsafe: bool = False):
         self.path, self.kind, self._unsafe = path, kind, unsafe
@@ -48,7 +48,7 @@ class Folder(Checkpoint):
         return self._shard_of[name].read(name)
 
     def notes(self) -> list[str]:
-        """Return a note on other files of weights in the folder, which are copied as they are."""
+        """Return a note on other weight files in the folder, which are copied unchanged."""
         read = {shard.path for shard in self._shard_of.values()}
         files = (file for depth in ("", "*/") for ending in _ENDINGS for file in sorted(self.path.glob(depth + ending)))
         others = [
@@ -57,7 +57,7 @@ class Folder(Checkpoint):
         return [f"also in the folder, and not changed: {some(others)}"] if others else []
 
     def save(self, output: Path, names: Sequence[str], change: Edit) -> None:
-        """Write a copy of the folder with some tensors changed, one file at a time; links in it are followed."""
+        """Write a copy of the folder with some tensors changed, one file at a time; links are followed."""
         here, there = self.path.resolve(), output.resolve()
         if here != there and (here in there.parents or there in here.parents):
             raise ValueError(f"{output} and {self.path} must not lie in each other")
@@ -72,12 +72,12 @@ class Folder(Checkpoint):
 
 
 def index_of(kind: type[Safetensors | PickledCheckpoint]) -> str:
-    """Return the name of the file that says which file of a folder holds each tensor."""
+    """Return the name of the index file, which maps each tensor to a file of the folder."""
     return f"{kind.single}.index.json"
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """Return the name of the file that holds each tensor."""
+    """Map each tensor to the name of its file."""
     try:
         files = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         outside = [file for file in files.values() if Path(file).name != file or file == ".."]
@@ -89,7 +89,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def contents_of(folder: Path) -> str:
-    """Complete a sentence about a folder without the weights of a model: what it holds instead, and what to do."""
+    """Complete a sentence about a folder without model weights: its content and advice."""
     if (folder / ".metadata").is_file():
         command = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
         words = f"{command} {folder} {folder.name}.pt"

@@ -14,12 +14,12 @@ def open_checkpoint(path: Path, unsafe_pickle: bool = False, keys: Sequence[str]
 
     Args:
         path: A `.safetensors` file; a folder with `model.safetensors` or `pytorch_model.bin`, whole or with an index,
-            or that index; or a file of `torch.save`: a Lightning checkpoint, a state dict, or some under keys.
-        unsafe_pickle: Whether to unpickle any Python object, which runs any code in the file.
-        keys: Keys of the networks to take from a file of `torch.save` that holds several.
+            or that index; or a file of `torch.save`: a Lightning checkpoint, a state dict, or several under keys.
+        unsafe_pickle: Whether to unpickle arbitrary Python objects, which runs any code in the file.
+        keys: Keys of the networks to use from a file of `torch.save` with several.
 
     Returns:
-        The checkpoint, with `path`, `tensors`, `config`, `description`, `keys`, `read` and `save`. No values are read
+        The checkpoint, with `path`, `tensors`, `config`, `description`, `keys`, `read` and `save`. Values are not read
         yet.
 
     Raises:

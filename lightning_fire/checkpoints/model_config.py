@@ -1,4 +1,4 @@
-"""Settings of a Hugging Face model, its `config.json`: facts that names and shapes of tensors do not show."""
+"""Settings of a Hugging Face model from its `config.json`, not visible in names and shapes of tensors."""
 
 import json
 import re
@@ -9,24 +9,24 @@ from types import SimpleNamespace
 from typing import Any
 
 FILE = "config.json"
-_TASK = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")  # the end of a class such as GPTNeoXForCausalLM
+_TASK = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")  # suffix of a class such as GPTNeoXForCausalLM
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Settings of a model, as in the file; empty if they are unknown."""
+    """Settings of a model, as in the file; empty if unknown."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str:
-        """Name of the model's class, such as `GPTNeoXForCausalLM`; empty if it is unknown."""
+        """Name of the model's class, such as `GPTNeoXForCausalLM`; empty if unknown."""
         names = self.settings.get("architectures")
         return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
     @property
     def is_causal_language_model(self) -> bool:
-        """True for a model that predicts each token from those before it."""
+        """True for a model that predicts each token from the preceding ones."""
         return self.architecture.endswith(("ForCausalLM", "LMHeadModel"))
 
     def attention(self) -> object:
@@ -36,13 +36,13 @@ class ModelConfig:
 
 
 def config_beside(checkpoint: Path) -> ModelConfig:
-    """Return the settings in a folder, or beside a file; empty ones if it has no `config.json` of a model."""
+    """Return the settings in a folder, or in the folder of a file; empty without a model's `config.json`."""
     path = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / FILE
     return _read(path) if path.is_file() else ModelConfig()
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read settings from a `config.json`, or from a folder that holds one; a ValueError if it has none of a model."""
+    """Read settings from a `config.json` or its folder; raise a ValueError if they are not of a model."""
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file: name the {FILE} of a Hugging Face model, or its folder")

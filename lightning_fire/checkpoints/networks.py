@@ -1,4 +1,4 @@
-"""Networks and optimizer states in the content of a file of `torch.save`, under one key or several."""
+"""Networks and optimizer states in the content of a file of `torch.save`, under one or several keys."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -9,22 +9,22 @@ from torch import Tensor, nn
 State = Mapping[str, Tensor]
 
 _USUAL = ("state_dict", "model_state_dict", "model", "module", "net")
-LIGHTNING = {"state_dict", "current_model_state"}  # all others in a Lightning checkpoint belong to callbacks or loops
+LIGHTNING = {"state_dict", "current_model_state"}  # other keys of a Lightning checkpoint belong to callbacks or loops
 _MOST_LEVELS = 5
 _WEIGHT = re.compile(r"(^|[._])weight(_\w+)?$")
-# entries of a training that hold tensors, but not a network
+# entries of a training with tensors that are not a network
 _OTHER = re.compile(r"optim|^opt(s|_state)?$|sched|callback|loop|rng|random|hyper_?param|hparam|config|^args$|scaler")
-_MASTERS = re.compile(r"fp32|float32|master", re.IGNORECASE)  # as Apex, Megatron and DeepSpeed name them
+_MASTERS = re.compile(r"fp32|float32|master", re.IGNORECASE)  # names of Apex, Megatron and DeepSpeed
 _AVERAGE = re.compile(r"(?<![a-z])(ema|swa|averaged?|shadow)(?![a-z])", re.IGNORECASE)
 
 
 def networks_of(content: Any) -> dict[str, State]:
     """Find the networks in the content of a file.
 
-    A network is a module, or a mapping from names to tensors of which one has 2 dimensions. States of optimizers, of
-    random generators and of other parts of a training are not networks. Returned are state dicts by key, the keys of
-    nested entries joined by dots, empty if the content itself is the state dict. Without networks: the tensors of an
-    entry with a usual name, or of the content.
+    A network is a module, or a mapping from names to tensors with at least one 2-dimensional tensor. States of
+    optimizers, of random generators and of other parts of a training are not networks. Returns state dicts by key; keys
+    of nested entries are joined by dots; the key is empty if the content itself is the state dict. Without networks:
+    the tensors of an entry with a usual name, or of the content.
 
     Example:
         >>> weights = {"fc.weight": nn.Linear(2, 3).weight}
@@ -42,7 +42,7 @@ def networks_of(content: Any) -> dict[str, State]:
 
 
 def copies_of(content: Any) -> list[str]:
-    """Return the keys of copies of weights that are not networks: the lists of some EMA classes, float32 masters."""
+    """Return the keys of copies of weights that are not networks: lists of some EMA classes, float32 master weights."""
     others = [key for key, _, network in _collections(content, "", _MOST_LEVELS) if not network or "callbacks" in key]
     return [key for key in others if is_average(key) or _MASTERS.search(key)]
 
@@ -58,7 +58,7 @@ def is_average(key: str) -> bool:
 
 
 def states_of(content: Any, levels: int = _MOST_LEVELS) -> list[dict[str, Any]]:
-    """Return the optimizer states in the content of a file, those of torch and of fastai, under keys of any depth."""
+    """Return the optimizer states (torch, fastai) in the content of a file, at any depth."""
     if isinstance(content, dict) and "state" in content and not content.keys().isdisjoint({"param_groups", "hypers"}):
         return [content]
     held = content.values() if isinstance(content, Mapping) else content if isinstance(content, list | tuple) else ()
@@ -66,7 +66,7 @@ def states_of(content: Any, levels: int = _MOST_LEVELS) -> list[dict[str, Any]]:
 
 
 def _collections(content: Any, key: str, levels: int) -> Iterator[tuple[str, State, bool]]:
-    """Yield the entries that hold a matrix: key, tensors by name, and whether they are a network."""
+    """Yield the entries that contain a matrix: key, tensors by name, and whether they are a network."""
     state = _named_tensors(content)
     if isinstance(content, nn.Module) or any(_WEIGHT.search(name) for name in state):
         if _has_matrix(state):

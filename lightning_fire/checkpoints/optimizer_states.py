@@ -1,4 +1,4 @@
-"""Optimizer states in checkpoints: found, and emptied, with their parameter groups kept."""
+"""Find and empty optimizer states in checkpoints; parameter groups are kept."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,21 +10,21 @@ from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.networks import states_of
 from lightning_fire.checkpoints.pickled import load_pickled
 
-# as Hugging Face's Trainer and Accelerate write them
+# written by Hugging Face's Trainer and Accelerate
 _FILES = ("optimizer.pt", "optimizer.bin", "optimizer_*.bin")
-# of DeepSpeed, of FSDP, of several ranks: they hold float32 copies of the weights as well, or cannot be read here
+# of DeepSpeed, FSDP or several ranks: these also contain float32 copies of weights, or cannot be read here
 _OTHERS = ("global_step*", "optimizer_*", "rank*-of-*-optimizer.pt", "optimizer.pt_*")
 
 
 def optimizer_files(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the names in a folder that hold optimizer states: files that can be emptied, and others."""
+    """Return the names of files with optimizer states in a folder: those that can be emptied, and others."""
     files = sorted({file.name for pattern in _FILES for file in folder.glob(pattern) if file.is_file()})
     others = sorted({path.name for pattern in _OTHERS for path in folder.glob(pattern)} - set(files))
     return files, others
 
 
 def empty(path: Path, unsafe: bool = False) -> None:
-    """Empty the optimizer states in a file; their parameter groups stay, so that training can be resumed."""
+    """Empty the optimizer states in a file; parameter groups are kept, so that training can be resumed."""
     content = load_pickled(path, unsafe, " If you trust where it comes from: --unsafe-pickle")
     states = states_of(content)
     if not states:
@@ -35,7 +35,7 @@ def empty(path: Path, unsafe: bool = False) -> None:
 
 
 def drop(states: Iterable[dict[str, Any]]) -> None:
-    """Empty optimizer states in place; fastai has a list with settings such as `do_wd` for each parameter."""
+    """Empty optimizer states in place; fastai keeps a list with settings such as `do_wd` per parameter."""
     for state in states:
         held = state["state"]
         settings = [{k: v for k, v in each.items() if isinstance(v, bool)} for each in held if isinstance(held, list)]

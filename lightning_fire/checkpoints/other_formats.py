@@ -1,4 +1,4 @@
-"""Formats that are not read here, recognized by their first bytes or their name, with what to do."""
+"""Formats that are not supported, recognized by their first bytes or name, with advice."""
 
 import zipfile
 from pathlib import Path
@@ -32,11 +32,11 @@ _SUFFIXES = {
     ".distcp": ("a part of torch.distributed.checkpoint", "name its folder"),
 }
 _SAFETENSORS = "of safetensors"
-_MOST = 512  # bytes that are looked at
+_MOST = 512  # number of bytes to inspect
 
 
 def require_format(path: Path, safetensors: bool = False) -> None:
-    """Raise a ValueError that names the format of a file, if it is known not to be of `torch.save`, or safetensors."""
+    """Raise a ValueError that names the format of a file if it is known and unsupported."""
     found = _format_of(path)
     if safetensors and not found and zipfile.is_zipfile(path):
         found = "of torch.save", "give it the ending .pt"

@@ -16,17 +16,17 @@ from lightning_fire.checkpoints.other_formats import require_format
 from lightning_fire.checkpoints.stored import Checkpoint, Edit, stored_tensors
 
 MODEL_CONFIG = "model_config"  # under which `LanguageModel` keeps the settings of a Hugging Face model
-_UNSAFE_TORCH = (2, 10)  # releases before it: GHSA-63cw-57p8-fm3p
+_UNSAFE_TORCH = (2, 10)  # earlier releases are unsafe: GHSA-63cw-57p8-fm3p
 
 
 class PickledCheckpoint(Checkpoint):
-    """Weights in a file of `torch.save`, tied ones once; memory-mapped where the file allows it.
+    """Weights in a file of `torch.save`, tied ones once; memory-mapped if the file allows it.
 
     Args:
         path: The file.
-        unsafe: Whether to unpickle any Python object.
-        keys: Keys of the networks to take; empty: the only one, or that of a Lightning checkpoint that Lightning loads.
-            With several, names of tensors begin with the key of their network.
+        unsafe: Whether to unpickle arbitrary Python objects.
+        keys: Keys of the networks to use; empty: the only one, or the one that Lightning loads from its checkpoint.
+            With several, names of tensors start with the key of their network.
     """
 
     single = "pytorch_model.bin"  # name of the file in a folder
@@ -41,7 +41,7 @@ class PickledCheckpoint(Checkpoint):
             raise ValueError(f"{path} holds no tensors by name, but {type(self._content).__name__}")
         self.keys = tuple(keys) if len(networks) > 1 else tuple(networks)
         if not keys and set(networks) == LIGHTNING:
-            self.keys = ("state_dict",)  # the average, which Lightning loads
+            self.keys = ("state_dict",)  # the average; Lightning loads it
         if not self.keys or not set(self.keys) <= set(networks):
             held = ", ".join(f"{key} ({len(state)} tensors)" for key, state in networks.items())
             raise ValueError(f"{path} holds {len(networks)} networks: {held}; choose one or more of them: --key KEY …")
@@ -57,7 +57,7 @@ class PickledCheckpoint(Checkpoint):
 
     @property
     def config(self) -> ModelConfig:
-        """Settings of the model, in the file or beside it."""
+        """Settings of the model, in the file or in its folder."""
         return ModelConfig(self._settings) if isinstance(self._settings, dict) else config_beside(self.path)
 
     def read(self, name: str) -> Tensor:
@@ -69,7 +69,7 @@ class PickledCheckpoint(Checkpoint):
         return states_of(self._content)
 
     def notes(self) -> list[str]:
-        """Return notes on networks and averages in the file that are not taken."""
+        """Return notes on networks and averages in the file that are not used."""
         notes = {key: f"{key} in the file is {self._kind_of(key)}not changed" for key in self.left}
         if "current_model_state" in notes:
             notes["current_model_state"] = (
@@ -92,7 +92,7 @@ class PickledCheckpoint(Checkpoint):
 
 
 def warning_of_torch(version: str = torch.__version__) -> str:
-    """Return a warning if this torch is known to be unsafe with pickles; empty otherwise."""
+    """Return a warning if this version of torch is unsafe with pickles; otherwise empty."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if not numbers or (int(numbers[1]), int(numbers[2])) >= _UNSAFE_TORCH:
         return ""
@@ -103,10 +103,10 @@ def warning_of_torch(version: str = torch.__version__) -> str:
 
 
 def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
-    """Load a file of `torch.save`, memory-mapped where it allows that; a ValueError if it is corrupt or unsafe."""
+    """Load a file of `torch.save`, memory-mapped if possible; raise a ValueError if it is corrupt or unsafe."""
     require_format(path)
     try:
-        # files from before torch 1.6 are not zip archives, and cannot be mapped
+        # files from before torch 1.6 are not zip archives and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a broken pickle can raise anything
         text = str(error)
@@ -120,7 +120,7 @@ def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
 
 
 def _cause(text: str) -> str:
-    """Return the cause in an error of `torch.load`, without its advice to load the file unsafely."""
+    """Return the cause from an error of `torch.load`, without its advice to load the file unsafely."""
     found = re.search(r"WeightsUnpickler error: (.*)", text)
     first_line = found[1] if found else next(iter(text.splitlines()), "")
     return "it cannot be read" if "weights_only" in first_line else first_line.strip()

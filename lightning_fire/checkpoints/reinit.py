@@ -28,7 +28,7 @@ from lightning_fire.printable import printable
 from lightning_fire.where import Selection, WeightView
 from lightning_fire.where.selection import ByName, some
 
-_OWN = {  # method: the options that only some methods have
+_OWN = {  # options of each method that others do not have
     "fire": {"preset", "config", "tied", "steps", "coefficients", "scale"},
     "shrink_and_perturb": {"initial", "strength", "perturb"},
     "full_reset": {"initial"},
@@ -56,13 +56,13 @@ class Tally:
         self.changed += 1
         if before.is_floating_point():
             pieces = zip(before.flatten().split(2**20), after.flatten().split(2**20), strict=True)
-            for old, new in pieces:  # few numbers at a time are converted
+            for old, new in pieces:  # converted in small parts
                 self.norm += old.double().square().sum().item()
                 self.error += (old.double() - new.double()).square().sum().item()
 
 
 def by_fire(selection: Selection[WeightView], tally: Tally, **options: Any) -> Edit:
-    """Replace the selected weights by FIRE, in place; a ValueError for a weight with a NaN or Inf."""
+    """Replace the selected weights by FIRE, in place; raise a ValueError for a weight with a NaN or Inf."""
     views = by_tensor(selection)
 
     def change(name: str, tensor: Tensor) -> None:
@@ -81,7 +81,7 @@ def by_fire(selection: Selection[WeightView], tally: Tally, **options: Any) -> E
 def towards(
     initial: Checkpoint, tensors: Sequence[Stored], new: Callable[[Tensor, Tensor], Tensor], tally: Tally
 ) -> Edit:
-    """Move tensors towards initial values, in place; a ValueError for a NaN or Inf in the result."""
+    """Move tensors towards initial values, in place; raise a ValueError for a NaN or Inf in the result."""
     held = {name: stored for stored in initial.tensors for name in stored.names}
     if missing := [stored.name for stored in tensors if held.keys().isdisjoint(stored.names)]:
         raise ValueError(f"{initial.path} has no initial values of {some(missing)}: leave them out with --exclude")
@@ -190,7 +190,7 @@ def _about_a_tie(checkpoint: Checkpoint) -> list[str]:
 
 
 def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
-    """Drop the states of the optimizers if asked, those in files of a folder when it is saved; return notes."""
+    """Drop optimizer states if asked (those in files of a folder when it is saved); return notes."""
     states = checkpoint.optimizer_states()
     files, others = optimizer_files(checkpoint.path if isinstance(checkpoint, Folder) else checkpoint.path.parent)
     if isinstance(checkpoint, Folder):
@@ -210,5 +210,5 @@ def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
     if not any(state["state"] for state in states):
         return ["the file has no optimizer states to drop"] if drop else []
     if drop:
-        drop_states(states)  # the groups stay, so that training can be resumed
+        drop_states(states)  # the groups are kept, so that training can be resumed
     return ["optimizer states are dropped" if drop else _KEPT]

@@ -1,4 +1,4 @@
-"""Files of safetensors: tensors are read one at a time, and all bytes but those of changed tensors are copied."""
+"""Safetensors files: tensors are read one at a time; all bytes except those of changed tensors are copied."""
 
 import json
 import shutil
@@ -60,7 +60,7 @@ def _read_header(path: Path) -> dict[str, tuple[int, Stored]]:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from None
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        start = file.tell()  # from where offsets count
+        start = file.tell()  # origin of offsets
     header.pop("__metadata__", None)
     stored = {name: Stored(name, tuple(entry["shape"]), entry["dtype"]) for name, entry in header.items()}
     return {name: (start + entry["data_offsets"][0], stored[name]) for name, entry in header.items()}

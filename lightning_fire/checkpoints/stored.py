@@ -20,7 +20,7 @@ DTYPES = {**FLOATING, **COUNTING, "BOOL": torch.bool}
 _WORDS = {dtype: word for word, dtype in DTYPES.items()}
 
 Edit = Callable[[str, Tensor], None]
-"""Function of the name of a tensor and the tensor as stored, which it changes in place."""
+"""Function of the name of a tensor and the stored tensor, which it changes in place."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Stored:
     Attributes:
         name: Its name in the file.
         shape: Its shape, as stored.
-        dtype: Its type in the words of safetensors, such as `BF16`; some have no counterpart in torch.
+        dtype: Its type as named by safetensors, such as `BF16`; some have no counterpart in torch.
         aliases: Other names of the same values: tied weights.
-        reason: Reason that its values cannot be replaced; empty if they can.
+        reason: Reason why its values cannot be replaced; empty if they can.
     """
 
     name: str
@@ -53,11 +53,11 @@ class Checkpoint(ABC):
     path: Path
     tensors: list[Stored]
     description: str
-    keys: tuple[str, ...] = ()  # of the networks that are taken
+    keys: tuple[str, ...] = ()  # keys of the used networks
 
     @property
     def config(self) -> ModelConfig:
-        """Settings of the model, beside the file or in the folder."""
+        """Settings of the model, in the folder."""
         return config_beside(self.path)
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Checkpoint(ABC):
         """Write a copy with some tensors changed, and everything else kept."""
 
     def notes(self) -> list[str]:
-        """Return notes on what is in the file or the folder besides, and not changed."""
+        """Return notes on other content of the file or folder, which is not changed."""
         return []
 
     def optimizer_states(self) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def in_layer_order(tensors: Iterable[Stored]) -> list[Stored]:
 
 
 def stored_tensors(state: Mapping[str, Tensor]) -> list[Stored]:
-    """Describe tensors by name, those of the same memory as one; partly overlapping ones cannot be replaced."""
+    """Describe tensors by name, those with the same memory once; partly overlapping ones cannot be replaced."""
     names: dict[Place | str, list[str]] = {}
     for name, tensor in state.items():
         names.setdefault(place_of(tensor) or name, []).append(name)

@@ -33,15 +33,15 @@ def select_weights(
 ) -> Selection[WeightView]:
     """Select weight matrices of a file.
 
-    Selected are floating tensors of at least 2 dimensions that are named as the weight of a layer. Embeddings, an
-    output layer tied to one, and convolutions of one column are selected only if a pattern of `include` spells out the
+    Selected are floating tensors of at least 2 dimensions that are named like the weight of a layer. Embeddings, an
+    output layer tied to one, and convolutions with one column are selected only if a pattern of `include` contains the
     layer's own name. The preset `auto` means `gpt` if `config` is that of a causal language model.
 
     Args:
         tensors: All tensors of the file.
         weights: The selection.
-        config: Settings of the model, which show the order of fused projections.
-        tied: Also select the token embedding, to which the output layer is tied, as the callback does.
+        config: Settings of the model, needed for the order of fused projections.
+        tied: Also select the token embedding with a tied output layer, as the callback does.
 
     Returns:
         The selected weights, without values. `print` shows every tensor of the file, with the reason if not selected.
@@ -85,7 +85,7 @@ def select_weights(
 
 
 def by_tensor(selection: Selection[WeightView]) -> dict[str, list[WeightView]]:
-    """Return the selected weights by the name of the tensor that holds them."""
+    """Group the selected weights by the name of their tensor."""
     grouped: dict[str, list[WeightView]] = {}
     for view in selection:
         grouped.setdefault(view.name.removesuffix(f"[{view.role}]"), []).append(view)
@@ -93,7 +93,7 @@ def by_tensor(selection: Selection[WeightView]) -> dict[str, list[WeightView]]:
 
 
 def tied_embedding(tensors: Sequence[Stored]) -> str:
-    """Return the name of the token embedding of a file without an output layer of its own, otherwise a ValueError."""
+    """Return the name of the token embedding of a file with a tied output layer; otherwise raise a ValueError."""
     known = _known_reasons(tensors)
     embeddings = [stored for stored in tensors if _why_not(stored, known.get(stored.name, "")) == EMBEDDING]
     tables = [stored for stored in embeddings if any(is_of_tokens(_path_of(name)[1]) for name in stored.names)]
@@ -107,7 +107,7 @@ def tied_embedding(tensors: Sequence[Stored]) -> str:
 
 
 def select_tensors(tensors: Sequence[Stored], names: ByName, buffers: bool = True) -> list[Stored]:
-    """Select tensors of a file, of any shape; without `buffers`, floating ones but batch-norm statistics."""
+    """Select tensors of a file, of any shape; without `buffers`, only floating ones except batch-norm statistics."""
     names.check([name for stored in tensors for name in stored.names], "tensor")
     taken = [stored for stored in tensors if not names.reason(*stored.names)]
     if not buffers:
@@ -122,7 +122,7 @@ def select_tensors(tensors: Sequence[Stored], names: ByName, buffers: bool = Tru
 
 
 def low_rank_factors_in_file(shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
-    """Return the `low_rank_factors` of tensors; all matrices, if these are pairs of factors, of an adapter alone."""
+    """Return the `low_rank_factors` of tensors; all matrices if the file contains only pairs of factors."""
     factors = low_rank_factors(shapes)
     matrices = {name for name, shape in shapes.items() if len(shape) > 1}
     return matrices if matrices <= factors.union(*(pair[:2] for pair in named_pairs(shapes))) else factors
@@ -131,8 +131,9 @@ def low_rank_factors_in_file(shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
 def stacks_of_experts(tensors: Sequence[Stored], config: ModelConfig) -> dict[str, tuple[Layout, Parts | str]]:
     """Return the layout of stacks of experts, (experts, out, in) or (experts, in, out), and their parts, by name.
 
-    Down projections return what the others take, which is the `hidden_size` of the model, or the input dimension of the
-    router; they take what the others return, of which gate and up projection may be one weight.
+    The outputs of down projections have the dimension of the other projections' inputs: the `hidden_size` of the model,
+    or the input dimension of the router. Their inputs have the output dimension of the others; gate and up projections
+    may be one weight.
     """
     groups: dict[str, list[Stored]] = {}
     for stored in tensors:
@@ -178,7 +179,7 @@ def _path_of(name: str) -> tuple[str, str, str]:
 
 
 def _known_reasons(tensors: Sequence[Stored]) -> dict[str, str]:
-    """Return reasons that only the tensors of a file together show."""
+    """Return reasons that depend on all tensors of a file."""
     factors = low_rank_factors_in_file({stored.name: stored.shape for stored in tensors})
     return dict.fromkeys(embeddings_by_shape(tensors), EMBEDDING) | dict.fromkeys(factors, LOW_RANK)
 
@@ -202,7 +203,7 @@ def _candidate(
     if candidate.reason or whole.role:
         reason = "" if any(_spells_out(pattern, stored) for pattern in include) else candidate.reason
         return replace(candidate, views=[whole], reason=reason)
-    fused = "qkv" if leaf == "in_proj_weight" else layer  # any of the names that `parts_of` knows
+    fused = "qkv" if leaf == "in_proj_weight" else layer  # any name known to `parts_of`
     parts = parts_of(fused, layers[parents], config.attention(), whole.shape)
     if isinstance(parts, str):
         hint = "" if config.architecture else ", which config.json shows: give --config"
@@ -212,7 +213,7 @@ def _candidate(
 
 
 def _why_not(stored: Stored, known: str) -> str:
-    """Return the first reason that a tensor is not the weight matrix of a layer, by its name, or `known` before."""
+    """Return the first reason why a tensor is not the weight matrix of a layer, from its name or `known`."""
     _, layer, leaf = _path_of(stored.name)
     dimensions = len(stored.shape)
     paths = [_path_of(name) for name in stored.names]
@@ -237,7 +238,7 @@ def _why_not(stored: Stored, known: str) -> str:
 
 
 def _spells_out(pattern: str, stored: Stored) -> bool:
-    """Return whether a pattern spells out the layer's own name, instead of matching only that of the whole model."""
+    """Return whether a pattern contains the layer's own name, not only that of the whole model."""
     for name in stored.names:
         layer = _path_of(name)[1]
         first = name.rindex(layer)

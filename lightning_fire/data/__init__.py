@@ -1,4 +1,4 @@
-"""Training data that arrives in chunks: the paper's protocols, for any data set and for those of the paper."""
+"""Training data that arrives in chunks: the paper's protocols, its data sets, and any other data set."""
 
 from lightning_fire.data.chunked import ChunkedDataModule
 from lightning_fire.data.image_sets import (

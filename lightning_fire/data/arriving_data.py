@@ -1,4 +1,4 @@
-"""Base class of our DataModules: data that arrives in chunks, by epochs, within one `trainer.fit`."""
+"""Base class of DataModules whose data arrives in chunks within one `trainer.fit`."""
 
 from abc import ABC, abstractmethod
 from math import ceil
@@ -16,16 +16,16 @@ Plan = TypeVar("Plan", bound=EpochPlan)
 
 
 class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
-    """Base class of data that arrives by a plan: a changed `chunk` announces new data."""
+    """Base class of data that arrives by a plan; a change of `chunk` announces new data."""
 
     def __init__(self, protocol: Plan):
         super().__init__()
         self.protocol = protocol
-        self._last_chunk: int | None = None  # the last whose training data was loaded
+        self._last_chunk: int | None = None  # the last chunk whose training data was loaded
         self._tested_chunk: int | None = None
         self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current part only: it owns the workers
         self._test_loader: tuple[int, ResumableLoader] | None = None
-        self._position: dict[str, int] | None = None  # of a checkpoint, in its training data
+        self._position: dict[str, int] | None = None  # position of a checkpoint in its training data
 
     @property
     def trainer(self) -> Trainer | None:
@@ -53,7 +53,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
 
     @property
     def total_epochs(self) -> int:
-        """Epochs of all chunks together, the required `max_epochs` of the Trainer."""
+        """Epochs of all chunks, the required `max_epochs` of the Trainer."""
         return sum(self.epochs_per_chunk)
 
     def chunk_at(self, epoch: int) -> int:
@@ -72,7 +72,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
         return self.chunk_at(self._epoch)
 
     def steps_per_chunk(self) -> list[int]:
-        """Return the optimizer steps of each chunk, over all its epochs, as the attached Trainer will count them."""
+        """Return the optimizer steps of each chunk, over all its epochs, as counted by the attached Trainer."""
         trainer = undeclared(self.trainer)
         limit, window = (1.0, 1) if trainer is None else (trainer.limit_train_batches, trainer.accumulate_grad_batches)
         steps = []
@@ -129,7 +129,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
         return loader
 
     def test_dataloader(self) -> ResumableLoader:
-        """Return the test data of the current chunk; of several ranks, some count samples twice."""
+        """Return the test data of the current chunk; with several ranks, some samples may count twice."""
         self._load_once()
         chunk = self.chunk if self._test_changes else 0
         if self._test_loader is None or self._test_loader[0] != chunk:
@@ -143,15 +143,15 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
         return self.test_dataloader()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the current chunk, for tests of a checkpoint, and the position in its training data."""
+        """State: the current chunk, for tests of a checkpoint, and the position in its training data."""
         position, trainer = self._train_loader and self._train_loader[1].state_dict(), self.trainer
         if position and trainer is not None and position["epoch"] == trainer.current_epoch:
-            # A batch that was handed out has not been trained on, if an event before it, or its training, has failed.
+            # A batch was handed out but not trained on if an event before it, or its training step, has failed.
             position["batches"] = undeclared(trainer.fit_loop.epoch_loop.batch_progress.current).processed
         return {"chunk": self.chunk, "position": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the chunk of a checkpoint that is tested or validated, and the position of one that is trained."""
+        """Load the chunk of a checkpoint to test or validate, or the position of one to train."""
         if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
             self._tested_chunk = state_dict["chunk"]
         else:
@@ -163,7 +163,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
 
     @property
     def _part(self) -> int:
-        """A number that changes when the training data does."""
+        """A number that changes with the training data."""
         return self.chunk
 
     @property
@@ -173,7 +173,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
 
     @abstractmethod
     def _load_once(self) -> None:
-        """Load and check the data, unless that has been done."""
+        """Load and check the data once."""
 
     @abstractmethod
     def _batches_in(self, chunk: int) -> int:

@@ -19,7 +19,7 @@ class ChunkedDataModule(ArrivingData[Protocol]):
 
     The Trainer must have `max_epochs` equal to `total_epochs`, and `reload_dataloaders_every_n_epochs=1`: the training
     data is then a pure function of the epoch, and a resumed run draws exactly the batches of an uninterrupted one
-    (except for random transforms). A callback recognizes new data by a changed `chunk`.
+    (except for random transforms). Callbacks recognize new data by a change of `chunk`.
 
     A `TensorDataset` of uint8 images (N, C, H, W) and int64 labels (N,) is the fast path: whole batches are indexed at
     once, and images become float32 in [0, 1], normalized with `mean` and `std`, on the device.
@@ -35,17 +35,17 @@ class ChunkedDataModule(ArrivingData[Protocol]):
             `TensorDataset`, or an attribute `targets` or `labels`.
         test: Map-style test set.
         protocol: Schedule of the data; the default is the paper's warm start.
-        batch_size: Samples in a batch, per device. An incomplete last batch is kept, as in the paper.
+        batch_size: Samples per batch and device. An incomplete last batch is kept, as in the paper.
         seed: Seed of the split into chunks and of the order of the batches.
-        num_workers: Worker processes; needed only where samples are read or transformed one by one.
-        transform: Applied to each training image by itself (augmentation; the paper has none), before normalization.
+        num_workers: Worker processes; needed only if samples are read or transformed one by one.
+        transform: Function applied to each training image before normalization (augmentation; the paper has none).
         mean: Mean of each channel of the training images, in [0, 1]; for the test images too.
         std: Standard deviation of each channel of the training images, in [0, 1]; for the test images too.
         num_classes: Number of classes; None: one more than the largest label.
-        test_batch_size: Samples in a batch of test data, per device. Default: `batch_size`.
+        test_batch_size: Samples per batch of test data and device. Default: `batch_size`.
 
     Raises:
-        ValueError: If an argument is out of its range, or `protocol` does not suit the data (when training starts).
+        ValueError: If an argument is out of range, or `protocol` does not fit the data (when training starts).
         MisconfigurationException: If the Trainer would not train on the chunks as planned (when training starts).
     """
 
@@ -92,7 +92,7 @@ class ChunkedDataModule(ArrivingData[Protocol]):
 
     @property
     def seen_classes(self) -> Tensor | None:
-        """Classes seen up to the current chunk, ascending, int64; None if all are there from the start."""
+        """Classes seen up to the current chunk, ascending, int64; None if all are present from the start."""
         return self.protocol.classes(self.num_classes, self.seed)[self.chunk]
 
     def train_indices(self, chunk: int) -> Tensor:
@@ -120,9 +120,9 @@ class ChunkedDataModule(ArrivingData[Protocol]):
         return self._task[1:3]
 
     def train_samples(self, epoch: int) -> Dataset[Any]:
-        """Return the training samples of an epoch: those of its chunk, on a stream with a `drift` as they are by then.
+        """Return the training samples of an epoch: those of its chunk, on a stream with a `drift` as changed by then.
 
-        The time of each is that of its batch, by the order of the epoch, so they are a pure function of seed and epoch.
+        Each sample changes at the time of its batch in the epoch, so they are a pure function of seed and epoch.
         """
         chunk = self.chunk_at(epoch)
         train = self.datasets(chunk)[0]
@@ -130,7 +130,7 @@ class ChunkedDataModule(ArrivingData[Protocol]):
             return train
         sampler = EpochSampler(train, seed=self.seed, num_replicas=1, rank=0)
         sampler.set_epoch(epoch)
-        place = sampler.order().argsort()  # of each sample in the epoch, (n,)
+        place = sampler.order().argsort()  # time of each sample in the epoch, (n,)
         done = epoch - self.first_epoch(chunk) + place / len(place)  # epochs of the task before it
         progress = done / self.epochs_per_chunk[chunk]
         return TensorDataset(*self.protocol.drifted(chunk, progress, old, train[:], self.seed))
@@ -141,7 +141,7 @@ class ChunkedDataModule(ArrivingData[Protocol]):
             return batch
         images = normalize(batch[0], self.mean, self.std)
         if self.trainer is not None:
-            images = self.trainer.precision_plugin.convert_input(images)  # Lightning did so before they were floats
+            images = self.trainer.precision_plugin.convert_input(images)  # Lightning converted before they were floats
         return [images, *batch[1:]]
 
     def _load_once(self) -> None:

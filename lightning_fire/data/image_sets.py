@@ -24,7 +24,7 @@ _TINY = "tiny-imagenet-200"
 
 
 class TorchvisionDataModule(ChunkedDataModule):
-    """Base class of image sets in files, which torchvision reads and checks."""
+    """Base class of image sets in files, read and checked by torchvision."""
 
     source: ClassVar[type[VisionDataset]]
     classes: ClassVar[int]
@@ -86,7 +86,7 @@ class CIFAR100DataModule(TorchvisionDataModule):
     """
 
     source, classes = CIFAR100, 100
-    # of the training images, for the test images too; the authors' code has an error here
+    # of the training images, used for the test images too; the authors' code has an error here
     mean_and_std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
@@ -96,7 +96,8 @@ class FashionMNISTDataModule(TorchvisionDataModule):
     Args:
         root: Folder of `FashionMNIST/raw`.
         download: Download missing files.
-        subset: Number of training images, the first of a fixed seeded permutation; None: all. The test set stays whole.
+        subset: Number of training images, the first of a fixed seeded permutation; None: all. The test set is not
+            reduced.
         pad: Black pixels on each side of an image: with 2 it is (1, 32, 32), the size for networks for CIFAR-10.
         **options: `protocol`, `batch_size`, `test_batch_size`, `seed`, `num_workers` and `transform` of
             `ChunkedDataModule`.
@@ -135,7 +136,7 @@ class SmallFashionMNISTDataModule(ChunkedDataModule):
     """10,000 training and 2,000 test images of Fashion-MNIST, the same number of each class; no download.
 
     Drawn at random, with a fixed seed, from the official training and test sets. For experiments on a CPU: on this data
-    set a warm start already ends below training from scratch.
+    set a warm start is already worse than training from scratch.
 
     Args:
         **options: `protocol`, `batch_size`, `test_batch_size`, `seed`, `num_workers` and `transform` of
@@ -174,7 +175,7 @@ class TinyImageNetDataModule(TorchvisionDataModule):
     classes, mean_and_std = 200, ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821))
 
     def prepare_data(self) -> None:
-        """Download the file if asked to, unless it is there; a `RuntimeError` if it is not the published one."""
+        """Download the file if asked to and missing; raise a `RuntimeError` if it is not the published one."""
         if self.download:
             download_url(self.url, self.root, f"{_TINY}.zip", md5=self.md5)
 

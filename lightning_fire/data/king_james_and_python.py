@@ -1,4 +1,4 @@
-"""Two small and very different texts, for language models on two CPU cores."""
+"""Two small, very different texts for language models on a CPU."""
 
 import hashlib
 import sysconfig
@@ -17,12 +17,12 @@ _EXCLUDED = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__py
 class KingJamesAndPythonDataModule(TextDataModule):
     """The King James Bible (`kjv`) and the source of Python's standard library (`python`), as bytes.
 
-    The first `kjv_bytes` of the Bible are for training, few enough for a small network to memorize; the next bytes, a
-    tenth as many, are for validation. The same holds for the library, whose files are ordered by digests of their
-    names. The library, and with it the losses, differ between versions of Python.
+    The first `kjv_bytes` of the Bible are for training, few enough for a small network to memorize; a tenth as many
+    following bytes are for validation. The library is split in the same way, its files ordered by digests of their
+    names. The library, and so the losses, differ between versions of Python.
 
-    A text comes in parts of equal size where phases name it as `kjv_1`, `kjv_2`, …: each is another part of the bytes
-    for training, in order of the names, with the same validation data.
+    If phases name `kjv_1`, `kjv_2`, …, the bytes for training are split into equal parts, in order of the names, with
+    the same validation data.
 
     Args:
         root: Folder with `text/kjv.txt`, any text of enough bytes.
@@ -66,7 +66,7 @@ class KingJamesAndPythonDataModule(TextDataModule):
         return found
 
     def probe_dataloader(self) -> DataLoader[Any]:
-        """Return a held-out task for `PlasticityProbe`: validation data of the Bible, its bytes permuted, once through.
+        """Return a held-out task for `PlasticityProbe`: validation data of the Bible with permuted byte values.
 
         Its order and the permutation of the 256 byte values do not depend on `seed`.
         """
@@ -99,7 +99,7 @@ def _text_of(name: str) -> str:
 
 
 def _split(text: bytes, train_bytes: int, what: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first bytes, for training, and a tenth as many after them for validation; both uint8."""
+    """Return the first bytes, for training, and a tenth as many following bytes for validation; both uint8."""
     needed = train_bytes * 11 // 10
     if len(text) < needed:
         raise ValueError(f"{what} has {len(text)} bytes, but {needed} are needed")

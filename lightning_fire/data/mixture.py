@@ -1,8 +1,8 @@
-"""Choice of texts and blocks for a batch: plain arithmetic on token numbers, a pure function of seed and number.
+"""Choice of texts and blocks for a batch: a pure function of the seed and the batch number.
 
-A *micro-batch* comes from one text, drawn with given probabilities. Within a text, blocks come without replacement: a
-*pass* cuts it into blocks, from a new offset, and visits them in a new order. Micro-batches are numbered over all
-ranks. Each has other blocks, so that ranks see disjoint data within a pass.
+A *micro-batch* comes from one text, drawn with given probabilities. Within a text, blocks are drawn without
+replacement: a *pass* cuts the text into blocks from a new offset and visits them in a new order. Micro-batches are
+numbered over all ranks and have different blocks, so that ranks see disjoint data within a pass.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ class BlockOrder:
     """Order of the blocks of one text of `num_tokens` tokens, more than `block_size` = T.
 
     Block b of a pass with offset o has its inputs at tokens `o + b·T … o + (b + 1)·T − 1`, its targets one token later.
-    A pass has `blocks` of them: all of the text except some tokens at both ends, fewer than 2·T.
+    A pass has `blocks` blocks: all of the text except fewer than 2·T tokens at the ends.
     """
 
     def __init__(self, num_tokens: int, block_size: int, seed: Sequence[int]):
@@ -24,7 +24,7 @@ class BlockOrder:
         self._pass: tuple[int, int, np.ndarray] | None = None  # number, offset, order
 
     def starts(self, first: int, count: int) -> np.ndarray:
-        """Return the start of each block, int64 `(count,)`; `first` is the number of blocks before."""
+        """Return the start of each block, int64 `(count,)`; `first` is the number of the first block."""
         numbers = np.arange(first, first + count)
         passes, within = numbers // self.blocks, numbers % self.blocks
         return np.concatenate([self._of_pass(number, within[passes == number]) for number in np.unique(passes)])
@@ -77,7 +77,7 @@ class Mixture:
         return source, self._orders[source].starts(first, self.batch_size)
 
     def _draw(self, number: int) -> None:
-        """Draw the texts of all micro-batches up to a number; a longer draw begins with the shorter one."""
+        """Draw the texts of all micro-batches up to a number; longer draws extend shorter ones."""
         if number < len(self._sources):
             return
         size = 1 << max(10, int(number).bit_length())

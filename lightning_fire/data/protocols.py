@@ -1,8 +1,8 @@
 """The paper's three protocols: the training samples of each chunk, and its epochs.
 
 Data arrives in *chunks*, counted from 0; each is trained on for a number of epochs before the next arrives. All draws
-come from a generator seeded with `seed`: they are the same on every rank and platform, and leave the global random
-state as it was.
+come from a generator seeded with `seed`: they are equal on every rank and platform, and do not change the global random
+state.
 """
 
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ Access = Literal["cumulative", "current"]
 
 
 class EpochPlan:
-    """Chunks of data, one after another, each trained on for a number of epochs; both are counted from 0.
+    """Chunks of data, each trained on for a number of epochs; both are counted from 0.
 
     Attributes:
         num_chunks: Number of chunks.
@@ -77,7 +77,7 @@ class Protocol(EpochPlan, ABC):
         Args:
             labels: Class of each training sample, int64 (N,) in [0, num_classes). Protocols that are not `by_class` use
                 only their number.
-            num_classes: Number of classes of the whole data set; may be None where the protocol is not `by_class`.
+            num_classes: Number of classes of the whole data set; may be None if the protocol is not `by_class`.
             seed: Seed of the draw.
 
         Raises:
@@ -89,7 +89,7 @@ class Protocol(EpochPlan, ABC):
         return new if self.access == "current" else [torch.cat(new[: chunk + 1]) for chunk in range(len(new))]
 
     def classes(self, num_classes: int | None, seed: int) -> list[Tensor | None]:
-        """Return the classes seen up to each chunk, ascending, int64; None if all are there from the start.
+        """Return the classes seen up to each chunk, ascending, int64; None if all are present from the start.
 
         Args:
             num_classes: Number of classes of the whole data set.

@@ -15,38 +15,38 @@ from lightning_fire.messages import inform, rank_zero_warn
 
 
 class ReplayDataModule(pl.LightningDataModule):
-    """Data from environments, stepped by the module that is trained: batches are sampled from the stored steps.
+    """Data from environments stepped by the trained module; batches are sampled from stored steps.
 
-    A batch is a `Round`: minibatches for as many updates as `replay_ratio` asks for, after `steps_per_round` steps of
-    each environment. The LightningModule must have `act(observations, step, generator)`, see `ReplayModule`. If it has
-    `observe(observations)`, this is called with all training observations before. An evaluation is
-    `evaluation_episodes` episodes, one a batch.
+    A batch is a `Round`: after `steps_per_round` steps of each environment, minibatches for the number of updates that
+    follows from `replay_ratio`. The LightningModule must have `act(observations, step, generator)`, see `ReplayModule`.
+    If it has `observe(observations)`, this is called first with all training observations. An evaluation consists of
+    `evaluation_episodes` episodes, one per batch.
 
-    Steps are counted over all environments, those that begin a new episode included. Training takes `initial_steps` +
+    Steps are counted over all environments, including those that start a new episode. Training takes `initial_steps` +
     `max_epochs` · `steps_per_epoch` of them. A resumed training equals an uninterrupted one if the environments are
     deterministic: it replays the actions of each episode, and random draws depend on the seed and the batch's number.
 
     Args:
         environment: Callable that makes an environment of gymnasium: `Gymnasium` or `Atari` of
             `lightning_fire.experience`, or any other.
-        steps_per_epoch: Environment steps of an epoch (paper: 250,000 in Atari).
+        steps_per_epoch: Environment steps per epoch (paper: 250,000 in Atari).
         replay_ratio: Updates per environment step (paper: 1 for DQN, 2 for SAC).
-        batch_size: Samples of an update (paper: 32 for DQN, 256 for SAC).
+        batch_size: Samples per update (paper: 32 for DQN, 256 for SAC).
         capacity: Steps that the buffer holds (paper: 1,000,000).
         initial_steps: Steps with random actions before the first update (paper: 20,000 for DQN, 5,000 for SAC).
-        steps_per_round: Steps of each environment in a rollout; more than 1 makes small networks faster, as several
-            updates follow each other.
-        num_envs: Number of environments that are stepped together.
+        steps_per_round: Steps of each environment in a rollout; more than 1 is faster for small networks, as several
+            updates then run in a row.
+        num_envs: Number of environments stepped together.
         stack: Frames that make up an observation (Dopamine: 4).
-        reward_clip: Clip the rewards to learn from at ± this (Dopamine: 1). Returns are logged unclipped.
-        evaluation_episodes: Episodes of an evaluation.
+        reward_clip: Clip rewards to ± this value for learning (Dopamine: 1). Logged returns are not clipped.
+        evaluation_episodes: Episodes per evaluation.
         seed: Seed of the episodes and of all random draws.
-        folder: Folder for steps in files, relative to the Trainer's `default_root_dir`, of which checkpoints then have
-            only the names: for buffers of gigabytes, and to share them among branches; see `ReplayBuffer`. None: each
-            checkpoint has the whole buffer.
+        folder: Folder for files with steps, relative to the Trainer's `default_root_dir`. Checkpoints then contain only
+            file names: for buffers of gigabytes, and to share them among branches; see `ReplayBuffer`. None: each
+            checkpoint contains the whole buffer.
         vectorization_mode: `"sync"`: step one environment after another. `"async"`: each in its own process, for
-            environments that take longer than half a millisecond per step, and as many cores. The same training, bit
-            for bit, if environments draw only from their own seed and share nothing.
+            environments that take longer than half a millisecond per step, with as many cores. The training is
+            bit-identical if environments draw only from their own seed and share nothing.
         evaluation_environment: Callable that makes the environment of evaluations. Default: `environment`.
         video_folder: Folder, relative to `default_root_dir`, for a video of the first episode of each evaluation,
             `step-N-episode-0.mp4`, N environment steps; needs moviepy, and environments that render frames.
@@ -141,16 +141,16 @@ class ReplayDataModule(pl.LightningDataModule):
 
     @property
     def example_observations(self) -> Tensor:
-        """Latest observations, of all environments, that the module acts on."""
+        """Latest observations of all environments."""
         return torch.from_numpy(self._rounds.collector.buffer.latest())
 
     @property
     def environment_steps(self) -> int:
-        """Environment steps done in this training, of all environments together."""
+        """Environment steps done in this training, over all environments."""
         return 0 if self._rounds is None else self._rounds.collector.environment_steps
 
     def train_dataloader(self) -> Any:
-        """Collect the remaining initial steps, so that callbacks may use them, and return the rollouts of an epoch."""
+        """Collect the remaining initial steps, so that callbacks can use them; return the rollouts of an epoch."""
         begin_next_epoch(self.trained_by)
         self._rounds.collect_initial()
         return self._rounds
@@ -167,7 +167,7 @@ class ReplayDataModule(pl.LightningDataModule):
             self._rounds = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the buffer, or the names of its files, and the states of the environments: values and tensors."""
+        """State: the buffer, or the names of its files, and the states of the environments; values and tensors only."""
         if self._rounds is None:
             return {}
         return {"rounds": self._rounds.state(), "environment_steps": self.environment_steps}

@@ -13,10 +13,10 @@ _SEED_STRIDE = 1_000_003  # torch seeds an epoch with seed + epoch: distinguishe
 
 
 class EpochSampler(DistributedSampler[Any]):
-    """Sample numbers of one epoch: a permutation by seed and epoch, the same on all ranks; each takes its part.
+    """Sample indices of one epoch: a permutation by seed and epoch, equal on all ranks; each takes its part.
 
-    As in torch, up to (number of ranks − 1) samples are repeated, so that all parts have the same size. Lightning does
-    not replace such a sampler, and sets its epoch. Rank and number of ranks are by default those of the process group.
+    As in torch, up to (number of ranks − 1) samples are repeated, so that all parts have the same size. Lightning sets
+    its epoch and does not replace it. Rank and number of ranks are by default those of the process group.
     """
 
     dataset: Any
@@ -32,10 +32,10 @@ class EpochSampler(DistributedSampler[Any]):
         num_replicas = world_size() if num_replicas is None else num_replicas
         rank = (torch.distributed.get_rank() if _is_distributed() else 0) if rank is None else rank
         super().__init__(dataset, num_replicas, rank, shuffle=shuffle, seed=seed * _SEED_STRIDE)
-        self.skip = 0  # samples at the start of the epoch, used before a resume
+        self.skip = 0  # number of samples of the epoch used before a resume
 
     def order(self) -> torch.Tensor:
-        """Return the sample numbers of the epoch for this rank, without the skipped ones, int64 (samples,)."""
+        """Return the sample indices of the epoch for this rank, without the skipped ones, int64 (samples,)."""
         size = len(self.dataset)
         numbers = torch.arange(size, device="cpu")
         if self.shuffle:
@@ -68,7 +68,7 @@ class ResumableLoader(DataLoader[Any]):
     """DataLoader of the batches of the current epoch; in a resumed epoch, only those not yet trained on.
 
     With `by_batch` the data set is indexed with one tensor per batch, without a Python call per sample. `batch_size` is
-    that of this rank. A `sampler` draws the order instead of `shuffle` and `seed`.
+    per rank. A `sampler` replaces `shuffle` and `seed`.
     """
 
     dataset: Any
@@ -92,10 +92,10 @@ class ResumableLoader(DataLoader[Any]):
             sampler=sampler,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
-            generator=torch.Generator(),  # torch draws the seed of the workers: not from the global random state
+            generator=torch.Generator(),  # for torch's draw of the workers' seed: not from the global random state
         )
         self.samples_per_batch = batch_size
-        self._position = (-1, 0)  # epoch, batches handed out in it
+        self._position = (-1, 0)  # epoch, number of batches handed out in it
         self._resume_from = (-1, 0)
 
     @property
@@ -118,7 +118,7 @@ class ResumableLoader(DataLoader[Any]):
         return num_batches(len(self.dataset), self.samples_per_batch, self.epoch_sampler.num_replicas)
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the number of batches handed out in it; Lightning puts it into the checkpoint."""
+        """State: the epoch and the number of batches handed out in it; Lightning puts it into the checkpoint."""
         epoch, batches = self._position
         return {"epoch": epoch, "batches": batches}
 
@@ -145,7 +145,7 @@ _alone: ContextVar[bool] = ContextVar("alone", default=False)
 
 @contextmanager
 def ranks_of(trainer: Any) -> Iterator[None]:
-    """Context manager: samplers share the data among the ranks of a Trainer, which may train on its own in a group."""
+    """Context manager: samplers divide the data among the ranks of the Trainer, which may be a single one."""
     token = _alone.set(trainer is not None and trainer.world_size == 1)
     try:
         yield
@@ -154,12 +154,12 @@ def ranks_of(trainer: Any) -> Iterator[None]:
 
 
 def goes_to_gpu(trainer: Any) -> bool:
-    """Return whether a Trainer sends batches to a CUDA device, which waits less for those in pinned memory."""
+    """Return whether a Trainer sends batches to a CUDA device, which is faster from pinned memory."""
     return trainer is not None and trainer.strategy.root_device.type == "cuda" and torch.cuda.is_available()
 
 
 def world_size() -> int:
-    """Return the number of processes of the running process group; 1 without one, or for a Trainer on its own."""
+    """Return the number of processes of the process group; 1 without one, or for a single-process Trainer."""
     return torch.distributed.get_world_size() if _is_distributed() else 1
 
 

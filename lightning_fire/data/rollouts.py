@@ -1,4 +1,4 @@
-"""Loaders of `ReplayDataModule` that make each batch on request: by acting, storing and sampling, or by evaluating."""
+"""Loaders of `ReplayDataModule` that make batches on request: by acting, storing and sampling, or by evaluating."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from lightning_fire.experience.episodes import scaled, seed_of_episode
 if TYPE_CHECKING:
     from lightning_fire.data.replay import ReplayDataModule
 
-_EVALUATION = 2**31  # a seed different from those of training
+_EVALUATION = 2**31  # distinct from the seeds of training
 
 
 @contextmanager
@@ -40,12 +40,12 @@ def act(module: Any, observations: Tensor, step: int | None, generator: torch.Ge
 
 
 def _sent(observations: np.ndarray, device: torch.device) -> Tensor:
-    """Return observations on a device; the host waits for the actions alone."""
+    """Move observations to a device; the host waits only for actions."""
     return torch.from_numpy(observations).to(device, non_blocking=device.type == "cuda")
 
 
 class Rounds:
-    """Rollouts of an epoch: some steps of the environments, each time followed by minibatches from the buffer.
+    """Rollouts of an epoch: steps of the environments, then minibatches from the buffer.
 
     All random draws are a function of the data's seed and the number of the rollout.
     """
@@ -57,7 +57,7 @@ class Rounds:
         how = data.reward_clip, data.vectorization_mode == "async"
         self.collector = Collector(data.environment, data.num_envs, data.seed, make_buffer, *how)
         self._initial = data.num_envs if data.trained_by.fast_dev_run else data.initial_steps
-        self._number = 0  # of the rollout, over all epochs
+        self._number = 0  # number of the rollout, over all epochs
 
     def __len__(self) -> int:
         return self._data.rounds_per_epoch
@@ -73,7 +73,7 @@ class Rounds:
             yield self._batch(draws, *self.collector.finished())
 
     def collect_initial(self) -> None:
-        """Collect the remaining initial steps; to be called before the first rollout."""
+        """Collect the remaining initial steps. Call it before the first rollout."""
         collector = self.collector
         missing = -(-(self._initial - collector.environment_steps) // collector.num_envs)
         self._collect(missing, lambda *_: collector.random_actions(self._generator(2, collector.buffer.written)))
@@ -101,7 +101,7 @@ class Rounds:
         return np.random.Generator(np.random.Philox(key=[self._data.seed, kind << 60 | number]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing, as the DataModule keeps `state`; Lightning warns at a resume of loaders without this."""
+        """Empty, as the DataModule saves `state`; Lightning warns at a resume of loaders without this method."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ class Rounds:
         return {"number": self._number, "collector": self.collector.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Restore the result of `state`; return whether the environments are in the same state."""
+        """Restore a `state`; return whether the environments are in the same state."""
         self._number = state["number"]
         return self.collector.load_state_dict(state["collector"])
 

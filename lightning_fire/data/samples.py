@@ -16,18 +16,18 @@ def labels_of(dataset: Dataset[Any]) -> Tensor | None:
         labels = getattr(dataset, "labels", None)
     try:
         labels = torch.as_tensor(labels)
-    except (TypeError, ValueError, RuntimeError):  # None, or boxes, words and the like
+    except (TypeError, ValueError, RuntimeError):  # None, or boxes, words etc.
         return None
     return labels.to(torch.int64) if labels.ndim == 1 and not labels.is_floating_point() else None
 
 
 def is_tensors(dataset: object) -> TypeGuard[TensorDataset]:
-    """Return whether a data set can be indexed with a tensor of sample numbers."""
-    return type(dataset) is TensorDataset  # a subclass may do anything
+    """Return whether a data set can be indexed with a tensor of sample indices."""
+    return type(dataset) is TensorDataset  # a subclass may behave differently
 
 
 class TensorSubset(Dataset[tuple[Tensor, ...]]):
-    """Samples `indices`, int64 (n,), of a `TensorDataset`; a tensor of numbers gives a whole batch at once."""
+    """Samples `indices`, int64 (n,), of a `TensorDataset`; a tensor of indices gives a whole batch."""
 
     def __init__(self, dataset: TensorDataset, indices: Tensor):
         self.dataset, self.indices = dataset, indices
@@ -61,7 +61,7 @@ def normalize(images: Tensor, mean: Sequence[float] | None = None, std: Sequence
     """Return images (..., C, H, W), uint8 in [0, 255] or float in [0, 1], as (images − mean) / std in floats.
 
     `mean` and `std` have one number per channel, in units of [0, 1]; without them only uint8 is scaled to float32.
-    Other dtypes are returned as they are.
+    Other dtypes are returned unchanged.
 
     Example:
         >>> normalize(torch.full((1, 1, 1, 2), 51, dtype=torch.uint8), mean=[0.1], std=[0.5])

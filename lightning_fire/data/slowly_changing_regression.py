@@ -1,4 +1,4 @@
-"""Data of slowly-changing regression, generated without a file."""
+"""Data of slowly-changing regression, generated in memory."""
 
 from typing import Any, ClassVar
 

@@ -1,7 +1,7 @@
 """Streams: sequences of tasks on which networks lose plasticity, after the benchmarks of the field, scaled down.
 
 A task is a chunk of data whose inputs or targets differ from those of the task before. The metric is the *online*
-accuracy or error: that on each batch before the update with it. All draws are pure functions of the seed and the task
+accuracy or error: on each batch before the update with it. All draws are pure functions of the seed and the task
 number.
 """
 
@@ -30,8 +30,8 @@ class Stream(Protocol):
         samples_per_task: Training samples of each task, drawn at random without replacement within the task; the same
             sample may return in another task. None: all.
         epochs: Epochs of each task: one number for all, or one per task.
-        drift: Fraction of each task but the first, from its start, during which its samples change gradually from what
-            they are in the task before, in [0, 1]: 0, all at once (the benchmarks); 1, until its end. How: `between`.
+        drift: Fraction of each task except the first, from its start, during which its samples change gradually from
+            those of the previous task, in [0, 1]. 0: all at once (the benchmarks); 1: until its end. See `between`.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -54,7 +54,7 @@ class Stream(Protocol):
 
     @abstractmethod
     def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
-        """Return the training and the validation samples of a task, each as inputs and targets.
+        """Return training and validation samples of a task, each as inputs and targets.
 
         Args:
             number: Number of the task, from 0.
@@ -68,13 +68,13 @@ class Stream(Protocol):
         """
 
     def between(self, old: Samples, new: Samples, weight: Tensor, generator: torch.Generator) -> Samples:
-        """Return training samples on the way from one task to the next.
+        """Return training samples at a time between one task and the next.
 
-        Each is that of the new task with the probability of its weight, else that of the old one. It changes once, when
-        its weight exceeds a threshold that is drawn for the sample.
+        Each sample is the new one with a probability equal to its weight, otherwise the old one. It changes once, when
+        its weight exceeds a random threshold of the sample.
 
         Source: task sampling of Liu & Mou, Do neural networks lose plasticity in a gradually changing world?,
-        arXiv:2602.09234, 2026. There the thresholds are evenly spaced, and a change makes its task longer.
+        arXiv:2602.09234, 2026. There the thresholds are evenly spaced, and the change lengthens the task.
 
         Args:
             old: Inputs `(n, ...)` and targets `(n, ...)` of the samples in the task before.
@@ -89,11 +89,11 @@ class Stream(Protocol):
         return inputs, targets
 
     def drifted(self, number: int, progress: Tensor, old: Samples, new: Samples, seed: int) -> Samples:
-        """Return the training samples of a task of a stream with a drift, each at a time of its own.
+        """Return the training samples of a task with a drift, each at its own time.
 
         Args:
             number: Number of the task, from 1.
-            progress: Fraction of the task that is done when a sample is trained on, `(n,)` in [0, 1].
+            progress: Fraction of the task done when each sample is trained on, `(n,)` in [0, 1].
             old: Inputs `(n, ...)` and targets `(n, ...)` of the samples in the task before.
             new: The same samples in the task.
             seed: Seed of the draws.
@@ -128,8 +128,8 @@ class PermutedLabels(Stream):
 class RandomLabels(Stream):
     """Stream in which the same samples get new random labels in each task, to be memorized.
 
-    Tasks share nothing that can be learned: results depend only on plasticity. A task is validated with its own
-    training samples.
+    Tasks share nothing that can be learned: results depend only on plasticity. A task is validated on its training
+    samples.
 
     Source: random-label MNIST of Kumar et al., Maintaining plasticity in continual learning via regenerative
     regularization, CoLLAs 2024, after Lyle et al., Understanding plasticity in neural networks, ICML 2023. The default
@@ -258,7 +258,7 @@ class ThresholdNetwork(NamedTuple):
 
 @dataclass(frozen=True)
 class SlowlyChangingRegression(Stream):
-    """Regression on bits that change slowly; a small network must track the targets.
+    """Regression on slowly changing bits; a small network must track the targets.
 
     `slow_bits` of the input bits are the same for all samples of a task, and change before each further task; the
     others are drawn for each sample. The targets are the outputs of a fixed random `ThresholdNetwork`. Inputs and

@@ -57,8 +57,8 @@ class TextDataModule(ArrivingData[Phases]):
     """Blocks of text for a language model, in phases; one `trainer.fit` trains on all of them.
 
     A phase is a mixture: each micro-batch comes from one text, drawn in proportion to the weights. Within a text,
-    blocks come without replacement, pass after pass (`lightning_fire.data.mixture`). A batch is a pure function of the
-    seed, the phase and its number: a resumed run draws exactly the batches of an uninterrupted one, and ranks disjoint
+    blocks are drawn without replacement, pass after pass (`lightning_fire.data.mixture`). A batch is a pure function of
+    the seed, the phase and its number: a resumed run gets the batches of an uninterrupted one, and ranks get disjoint
     ones.
 
     Language models have no epochs; here, an *epoch* is `steps_per_epoch` optimizer steps, after which Lightning
@@ -66,24 +66,24 @@ class TextDataModule(ArrivingData[Phases]):
     `reload_dataloaders_every_n_epochs=1`. A callback recognises new data by a changed `chunk`, the number of the phase.
 
     A batch is `(tokens, targets)`, both int64 `(batch_size, block_size)`; a validation batch `(tokens, targets, text)`,
-    where `text` is the index of its text in `texts`, a scalar. Validation uses the same blocks each time, of the texts
-    of the present phase.
+    where `text` is the index of its text in `texts`, a scalar. Validation always uses the same blocks, of the texts of
+    the current phase.
 
-    To give texts in memory, subclass it and override `load`.
+    For texts in memory, subclass it and override `load`.
 
     Args:
-        sources: A folder for each text, with `train.bin` and `val.bin` as `lightning-fire prepare-text` or nanoGPT's
-            `prepare.py` writes them; by name.
+        sources: Folder of each text, by name, with `train.bin` and `val.bin` as written by `lightning-fire
+            prepare-text` or nanoGPT's `prepare.py`.
         phases: The weight of each text by name, a mapping for each phase.
         epochs: Epochs of each phase: one number for all, or one per phase.
         steps_per_epoch: Optimizer steps in an epoch, for any `accumulate_grad_batches`.
-        batch_size: Blocks in a micro-batch, per device.
+        batch_size: Blocks per micro-batch and device.
         block_size: Tokens in a block.
         val_blocks: Blocks of each text to validate on, evenly spaced; None: all. nanoGPT draws 2400.
         vocab_size: Upper bound of the tokens, exclusive. Default: that of `meta.json`.
-        dtype: Of token files without `meta.json`: `uint8`, `uint16` or `uint32`.
+        dtype: Dtype of token files without `meta.json`: `uint8`, `uint16` or `uint32`.
         seed: Seed of the order of blocks and texts.
-        num_workers: Worker processes. Reading is cheap: 0 is enough unless the disk is slow.
+        num_workers: Worker processes. 0 is enough unless the disk is slow.
 
     Raises:
         ValueError: If an argument is out of range; when training starts, if the files are not compatible.
@@ -130,7 +130,7 @@ class TextDataModule(ArrivingData[Phases]):
 
     @property
     def text_weights(self) -> dict[str, float]:
-        """Probability that a micro-batch of the present phase comes from each of its texts, by name."""
+        """Probability of each text in a micro-batch of the current phase, by name."""
         mixture = self.protocol.mixtures[self.chunk]
         return {name: weight / sum(mixture.values()) for name, weight in mixture.items()}
 
@@ -174,7 +174,7 @@ class TextDataModule(ArrivingData[Phases]):
 
 
 class MicroBatchSampler(EpochBatchSampler):
-    """Numbers of micro-batches of one epoch, counted over all ranks since the phase began, int64 `(1,)` each."""
+    """Numbers of the micro-batches of one epoch, counted over all ranks from the start of the phase, int64 `(1,)`."""
 
     def __init__(self, dataset: "MixedBatches", first_epoch: int):
         super().__init__(dataset, 1, shuffle=False)
@@ -186,7 +186,7 @@ class MicroBatchSampler(EpochBatchSampler):
 
 
 class MixedBatches(Dataset[tuple[Tensor, Tensor]]):
-    """Micro-batches of a phase, read on request; `length` is that of an epoch on all ranks."""
+    """Micro-batches of a phase, read on request; `length` is the number per epoch on all ranks."""
 
     def __init__(self, texts: Sequence[Tokens], mixture: Mixture, block_size: int, length: int):
         self.texts, self.mixture, self.block_size, self.length = texts, mixture, block_size, length
@@ -201,7 +201,7 @@ class MixedBatches(Dataset[tuple[Tensor, Tensor]]):
 
 
 class ValidationBatches(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """Evenly spaced blocks of several texts, at most `val_blocks` of each; a batch from one text, given by number."""
+    """Evenly spaced blocks of several texts, at most `val_blocks` of each; each batch comes from one text."""
 
     def __init__(self, texts: Mapping[int, Tokens], block_size: int, batch_size: int, val_blocks: int | None):
         self.texts, self.block_size = texts, block_size
@@ -212,7 +212,7 @@ class ValidationBatches(Dataset[tuple[Tensor, Tensor, Tensor]]):
             starts = taken.astype(np.int64) * block_size
             for first in range(0, len(starts), batch_size):
                 ordered.append((first / len(starts), number, starts[first : first + batch_size]))
-        ordered.sort(key=lambda batch: batch[:2])  # of all texts by turns
+        ordered.sort(key=lambda batch: batch[:2])  # texts alternate
         self.batches = [(text, starts) for _, text, starts in ordered]
 
     def __len__(self) -> int:
@@ -225,5 +225,5 @@ class ValidationBatches(Dataset[tuple[Tensor, Tensor, Tensor]]):
 
 
 def _pair(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tokens of blocks but the last, and those that follow each: contiguous, or they could not be pinned."""
+    """Split blocks into inputs and next tokens, contiguous so that they can be pinned."""
     return blocks[:, :-1].contiguous(), blocks[:, 1:].contiguous()

@@ -1,4 +1,4 @@
-"""Text as token numbers: arrays in memory, or files by nanoGPT's `prepare` scripts or `lightning-fire prepare-text`."""
+"""Text as token ids: arrays in memory, or files of nanoGPT's `prepare` scripts or `lightning-fire prepare-text`."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _DTYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4"}
 
 
 class Tokens:
-    """Sequence of token numbers; a file is read on demand, and not copied to workers.
+    """Sequence of token ids; a file is read on demand and not copied to workers.
 
     Args:
         source: The file, or an array of unsigned integers, shape `(tokens,)`.
@@ -22,7 +22,7 @@ class Tokens:
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If its size is not a multiple of that of a token, or `dtype` is unknown.
+        ValueError: If its size is not a multiple of the token size, or `dtype` is unknown.
     """
 
     def __init__(self, source: Path | np.ndarray, dtype: str = "uint16", vocab_size: int | None = None):
@@ -49,7 +49,7 @@ class Tokens:
         return self._size
 
     def blocks(self, starts: np.ndarray, length: int) -> Tensor:
-        """Return `length` tokens from each of `starts` on, int64 `(n,)`: int64 `(n, length)`, below `vocab_size`."""
+        """Return `length` tokens from each start, int64 `(n,)`: int64 `(n, length)`, below `vocab_size`."""
         if self._array is None:
             source = self._source
             self._array = source if isinstance(source, np.ndarray) else np.memmap(source, self._dtype, mode="r")
@@ -85,7 +85,7 @@ class TokenSource:
 
 
 def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
-    """Open a folder with `train.bin`, `val.bin` and, of `lightning-fire prepare-text`, `meta.json`, or else `dtype`."""
+    """Open a folder with `train.bin`, `val.bin`, and `meta.json` (of `prepare-text`) or a given `dtype`."""
     for name in ("train.bin", "val.bin"):
         if not (folder / name).is_file():
             raise FileNotFoundError(

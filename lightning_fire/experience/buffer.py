@@ -1,4 +1,4 @@
-"""Replay buffer in memory that stores each frame once, and writes each step once for all checkpoints."""
+"""Replay buffer in memory that stores each frame once and writes each step to disk once for all checkpoints."""
 
 import uuid
 from pathlib import Path
@@ -12,20 +12,20 @@ from lightning_fire.experience.transitions import Transitions
 
 
 class ReplayBuffer:
-    """The last steps of several environments that are stepped together, in memory.
+    """The last steps, in memory, of several environments stepped together.
 
-    An observation is stored once, and stacked with those before it when it is drawn: frames from before the beginning
-    of its episode are zeros. A step of an environment that begins a new episode and ignores the action
-    (gymnasium's `AutoresetMode.NEXT_STEP`) is never drawn.
+    An observation is stored once and stacked with previous ones when sampled; frames from before the start of its
+    episode are zeros. A step that starts a new episode and ignores the action (gymnasium's `AutoresetMode.NEXT_STEP`)
+    is never sampled.
 
-    With a folder, a checkpoint contains names of files there, which any number of branches can share: it adds one with
-    the steps since the checkpoint before. Files of this buffer are deleted when its last two checkpoints do not need
-    them, those of the training before it never.
+    With a folder, a checkpoint contains names of files there, which any number of branches can share; each checkpoint
+    adds a file with the steps since the previous one. Files of this buffer are deleted when its last two checkpoints do
+    not need them; files of an earlier training are never deleted.
 
     Args:
-        capacity: Steps to keep, of all environments together.
-        observation_space: Of one environment. Observations of float64 are stored in float32.
-        action_space: Of one environment.
+        capacity: Number of steps to keep, over all environments.
+        observation_space: Observation space of one environment. float64 observations are stored as float32.
+        action_space: Action space of one environment.
         num_envs: Number of environments.
         stack: Frames that make up an observation.
         folder: Folder for the files of checkpoints.
@@ -86,7 +86,7 @@ class ReplayBuffer:
     def add(self, actions: Any, rewards: Any, terminated: Any, truncated: Any, next_observations: Any) -> None:
         """Store the result of an action in each environment: arrays `(num_envs, *shape)` or `(num_envs,)`.
 
-        `next_observations` are the last of an episode, if it has ended.
+        If an episode has ended, `next_observations` are its last ones.
         """
         fields, now, then = self._fields, self.written % len(self._ring), (self.written + 1) % len(self._ring)
         fields["action"][now], fields["reward"][now] = actions, rewards
@@ -113,8 +113,8 @@ class ReplayBuffer:
 
         Args:
             number: Number of steps.
-            generator: Generator of the draw, which does not depend on `n_step`.
-            n_step: Number of steps of the discounted returns; fewer, where the episode or the buffer ends.
+            generator: Generator of the draw; the draw does not depend on `n_step`.
+            n_step: Number of steps of the discounted returns; fewer at the end of the episode or buffer.
             discount: γ, used with `n_step > 1`.
 
         Raises:
@@ -143,7 +143,7 @@ class ReplayBuffer:
         return sums, (terminated & counts).any(1), counts.sum(1)
 
     def _draw(self, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw until there are enough: few steps are invalid because they begin an episode."""
+        """Draw until there are enough valid steps; the few that start an episode are invalid."""
         steps, environments = np.empty(0, np.int64), np.empty(0, np.int64)
         for _ in range(1000):
             missing = number - len(steps)
@@ -162,14 +162,14 @@ class ReplayBuffer:
             return self._of("observation", steps, environments)
         back = np.arange(self.stack - 1, -1, -1)
         frames = self._of("observation", steps[:, None] - back, environments[:, None])
-        frames[self._of("age", steps, environments)[:, None] < back] = 0  # from before the episode
+        frames[self._of("age", steps, environments)[:, None] < back] = 0  # before the start of the episode
         return frames
 
     def _of(self, field: str, steps: np.ndarray, environments: np.ndarray) -> np.ndarray:
         return self._fields[field][steps % len(self._ring), environments]
 
     def _rows(self, first: int) -> list[np.ndarray]:
-        """Return the bytes of the rows from a step to the newest: two parts, if they go around the end of the ring."""
+        """Return the bytes of the rows from a step to the newest: two parts if they wrap around the ring buffer."""
         start, stop = first % len(self._ring), (self.written + 1) % len(self._ring)
         parts = [self._ring[start:stop]] if start < stop else [self._ring[start:], self._ring[:stop]]
         return [rows.view(np.uint8) for rows in parts]
@@ -184,7 +184,7 @@ class ReplayBuffer:
         return {"written": self.written, "kind": self._kind, "ended": self.ended.tolist(), "parts": parts}
 
     def _write(self, oldest: int, folder: Path) -> list[tuple[int, int, str]]:
-        """Write the steps since the last checkpoint, delete files that are not needed any more; return the others."""
+        """Write the steps since the last checkpoint; delete files that are no longer needed; return the others."""
         self._files = [part for part in self._files if part[1] > oldest]
         first = self._files[-1][1] if self._files else oldest  # whose row was not complete yet
         if not self._files or first < self.written:

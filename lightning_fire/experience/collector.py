@@ -1,4 +1,4 @@
-"""Collector: steps environments, and stores the steps in a replay buffer."""
+"""Collector: steps environments and stores the steps in a replay buffer."""
 
 import os
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from lightning_fire.experience.episodes import Environment, make_episodes
 
 
 class Collector:
-    """Environments of `gymnasium.vector` that are stepped together, and the replay buffer of their steps.
+    """Environments of `gymnasium.vector`, stepped together, and the replay buffer of their steps.
 
-    The episode of each and the actions in it are kept here: after an interruption or an error in a step, or the death
-    of a process, new environments continue from there.
+    The current episode of each and its actions are recorded: after an interruption, an error in a step, or the death of
+    a process, new environments continue from there.
 
     Args:
         environment: Callable that makes an environment; actions in a box are scaled to [−1, 1].
@@ -27,8 +27,8 @@ class Collector:
         seed: Seed of their episodes.
         make_buffer: Callable that makes the buffer from the spaces of one environment and `num_envs`.
         reward_clip: Clip the stored rewards at ± this; returns of episodes are unclipped.
-        in_processes: Step each in a process of its own, which ends with this object or with its owner. The same steps,
-            if environments draw from their own seeds alone and share nothing.
+        in_processes: Step each in its own process, which ends with this object or its owner. The steps are the same if
+            environments draw only from their own seeds and share nothing.
 
     Raises:
         ValueError: If the observations or actions of the environment are not arrays or non-negative integers.
@@ -47,7 +47,7 @@ class Collector:
         self._make = partial(make_episodes, environment, os.getpid())
         self._seeds = [seed * 1_000_003 + i for i in range(num_envs)]
         self.environment_steps = 0  # of all together
-        self._episodes = [0] * num_envs  # number of the present episode of each
+        self._episodes = [0] * num_envs  # number of the current episode of each
         self._actions: list[list[np.ndarray]] = [[] for _ in range(num_envs)]  # in it
         self._returns = [0.0] * num_envs  # in it
         self._finished: list[tuple[float, int, int]] = []
@@ -68,9 +68,9 @@ class Collector:
         return generator.uniform(low, high, (self.num_envs, *low.shape)).astype(np.float32)
 
     def step(self, actions: np.ndarray) -> None:
-        """Act once in each environment, `(num_envs, *shape)`; after the end of an episode it begins the next instead.
+        """Act once in each environment, `(num_envs, *shape)`; after the end of an episode, start the next one instead.
 
-        `buffer.latest()` is what to act on.
+        `buffer.latest()` are the observations to act on.
         """
         observations, rewards, terminated, truncated = self._step(actions)
         began = self.buffer.ended.tolist()
@@ -92,7 +92,7 @@ class Collector:
             if self._envs is None:
                 self._start(self.buffer.ended)
             return self._envs.step(actions)[:4]
-        except BaseException:  # also an interruption: it leaves some a step ahead, or answers in the pipes
+        except BaseException:  # an interruption, too, leaves some environments a step ahead, or answers in pipes
             self.close()
             raise
 
@@ -104,14 +104,14 @@ class Collector:
         return torch.tensor(returns, dtype=torch.float32), *steps
 
     def _start(self, ended: np.ndarray) -> np.ndarray:
-        """Make the environments, each in its position, and return their observations."""
+        """Create the environments, restore their positions, and return their observations."""
         positions = zip(self._seeds, self._episodes, self._actions, ended, strict=True)
         makers = [partial(self._make, *position) for position in positions]
         self._envs = (AsyncVectorEnv if self._in_processes else SyncVectorEnv)(makers, copy=False)
         return self._envs.reset()[0]
 
     def close(self) -> None:
-        """Close the environments; the next step has new ones in the same position."""
+        """Close the environments; the next step creates new ones at the same position."""
         envs, self._envs = self._envs, None
         if envs is None or not self._in_processes:
             if envs is not None:
@@ -136,7 +136,7 @@ class Collector:
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restore the result of `state_dict`; return whether the environments are in the same state.
 
-        If they are not deterministic, or have changed, each begins a new episode.
+        If they are not deterministic, or have changed, each starts a new episode.
         """
         self.buffer.load_state_dict(state["buffer"])
         self.environment_steps, self._finished = state["steps"], [tuple(episode) for episode in state["finished"]]

@@ -1,4 +1,4 @@
-"""Environments of the paper's reinforcement learning experiments, and all others of gymnasium."""
+"""Environments of the paper's reinforcement learning experiments, and of gymnasium in general."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Gymnasium:
-    """Factory of an environment registered with gymnasium; observations in several parts become one array.
+    """Factory of an environment registered with gymnasium; composite observations become one array.
 
     Args:
         name: Name such as `CartPole-v1`; `package:Name-v0` imports a package first.

@@ -14,11 +14,11 @@ Environment = Callable[[], gymnasium.Env]
 
 
 class SeededEpisodes(gymnasium.Wrapper):
-    """Wrapper that seeds each episode by its number; the first reset replays actions, to restore a step of an episode.
+    """Wrapper that seeds each episode by its number; the first reset replays actions to restore a position.
 
-    This restores only deterministic environments, without state that is kept beyond an episode, as in wrappers that
-    normalize rewards. An `info` is dropped: it can be large, or hold objects that cannot be sent between processes. If
-    the first episode, `episode`, has `ended`, the next step begins another one.
+    This restores only deterministic environments without state across episodes, such as that of wrappers that normalize
+    rewards. `info` is dropped: it can be large, or contain objects that cannot be sent between processes. If the first
+    episode, `episode`, has `ended`, the next step starts another one.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class SeededEpisodes(gymnasium.Wrapper):
         self._seed, self._next, self._actions, self._ended = seed, episode, actions, ended
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episode; the argument `seed` is not used."""
+        """Start the next episode; the argument `seed` is ignored."""
         observation, _ = self.env.reset(seed=seed_of_episode(self._seed, self._next), options=options)
         for action in self._actions:
             observation = self.env.step(action)[0]
@@ -49,12 +49,12 @@ def seed_of_episode(seed: int, number: int) -> int:
 
 
 def make_episodes(environment: Environment, owner: int, seed: int, *position: Any) -> SeededEpisodes:
-    """Make an environment of a training, in the process `owner` or in one of its own."""
+    """Create an environment of a training, in the process `owner` or in a child."""
     if os.getpid() != owner:
-        for name in {"SIGINT", "SIGUSR1", "SIGUSR2"} & set(dir(signal)):  # come from terminals and clusters to all
+        for name in {"SIGINT", "SIGUSR1", "SIGUSR2"} & set(dir(signal)):  # sent to all processes by terminals, clusters
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or Lightning's handler, which a fork inherits, survives it
-        random.seed(seed)  # or all forks draw the same
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # otherwise a fork inherits Lightning's handler
+        random.seed(seed)  # otherwise all forks draw the same
         np.random.seed(seed % 2**32)
     return SeededEpisodes(scaled(environment), seed, *position)
 

@@ -18,7 +18,7 @@ class Transitions(NamedTuple):
         actions: `(…, *shape)`, int64 of a discrete action space.
         rewards: `(…)`, float32.
         next_observations: Same shape as `observations`.
-        terminated: `(…)`, bool: the episode has ended. False where it was truncated by a time limit.
+        terminated: `(…)`, bool: the episode has ended. False if it was truncated by a time limit.
         discounts: `(…)`, float32, for returns over several steps: the factor of the value of `next_observations`, which
             follow the last of the summed `rewards`. None: the module's own discount, of one step.
     """
@@ -31,7 +31,7 @@ class Transitions(NamedTuple):
     discounts: Tensor | None = None
 
     def each(self, function: Callable[[Tensor], Tensor]) -> "Transitions":
-        """Return the same steps with a function applied to each of the tensors."""
+        """Apply a function to each tensor."""
         applied: Any = (None if tensor is None else function(tensor) for tensor in self)
         return Transitions(*applied)
 
@@ -57,7 +57,7 @@ class Round(NamedTuple):
     ends: Tensor
 
     def to(self, device: torch.device | str) -> "Round":
-        """Return the batch with its transitions on a device; the rest stays, as it is read on the host.
+        """Move the transitions to a device; the rest is read on the host and stays.
 
         Without it, Lightning would search the tuple for its tensors.
         """

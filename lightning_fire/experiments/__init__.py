@@ -1,1 +1,1 @@
-"""One recipe, several methods, several seeds: run them, read their logs, print a table, draw a figure."""
+"""Comparisons of methods on a recipe with several seeds: train, read logs, print a table, draw a figure."""

@@ -1,4 +1,4 @@
-"""`lightning-fire aggregate`: several comparisons, each of them a task, in one table."""
+"""`lightning-fire aggregate`: several comparisons, each a task, in one table."""
 
 import argparse
 import math
@@ -16,13 +16,13 @@ from lightning_fire.experiments.tables import deliver, number
 from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import check_name
 
-MEASURES = ("final", "since", "average", "after_event", "before")  # columns of `results.csv` of which more is better
+MEASURES = ("final", "since", "average", "after_event", "before")  # columns of `results.csv` in which more is better
 RESAMPLES = 10_000
-_MINIMUM_RUNS = 10  # of fewer, seeds of all tasks together, a bootstrap interval is far too narrow
+_MINIMUM_RUNS = 10  # number of runs over all tasks below which a bootstrap interval is far too narrow
 
 
 class Estimate(NamedTuple):
-    """A statistic and the two ends of its 95 % bootstrap interval; NaN where it has none."""
+    """A statistic and the ends of its 95 % bootstrap interval; NaN without an interval."""
 
     value: float
     low: float = math.nan
@@ -30,7 +30,7 @@ class Estimate(NamedTuple):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's arguments."""
+    """Return the argument parser of the command."""
     parser = argparse.ArgumentParser(
         prog="lightning-fire aggregate",
         allow_abbrev=False,
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, tuple[Estimate, Estimate]]:
-    """Run the command; return each method's interquartile mean, and probability to be better than the reference."""
+    """Run the command; return each method's interquartile mean and probability of improvement over the reference."""
     options = parser().parse_args(args)
     try:
         folders, scales, tasks = zip(*(read_task(word, options.measure) for word in options.tasks), strict=True)
@@ -159,7 +159,7 @@ def scores_of(
 
 
 def estimate(statistic: Callable[..., np.ndarray], *scores: np.ndarray) -> Estimate:
-    """Return a statistic of scores, `(runs, tasks)` each, with an interval if there are enough runs for one."""
+    """Return a statistic of scores, `(runs, tasks)` each, with an interval if there are enough runs."""
     value = float(statistic(*scores))
     if any(len(own) < 2 or own.size < _MINIMUM_RUNS for own in scores):
         return Estimate(value)

@@ -1,4 +1,4 @@
-"""Training once up to a checkpoint, from which several runs continue: a shared start, or the first of two phases."""
+"""A shared first part of several runs, trained once: up to the first event, or the first of two phases."""
 
 import math
 from collections import defaultdict
@@ -11,16 +11,16 @@ from lightning_fire.recipe.recipe import BEST, FIRST_PHASE, SHARED_START, Recipe
 
 
 def _before(run: Run, name: str, saves: Mapping[str, int | str | None], **others: Any) -> Run:
-    """Return the training of the base alone, from whose checkpoints a run can continue."""
+    """Return the run of the base alone, from whose checkpoints a run can continue."""
     folder = run.folder.parent.parent / name / f"seed{run.seed}"
     return replace(run, method=name, folder=folder, configs=run.configs[:1], saves=saves, **others)
 
 
 def with_shared_starts(runs: Sequence[Run], keep: bool = False) -> list[Run]:
-    """Share one training up to the first event among the runs that are the same until then.
+    """Train the runs that are equal up to the first event only once up to it.
 
-    These are the runs whose method adds nothing but callbacks that let some epochs pass, see
-    `MethodCallback.idle_epochs`. Finished ones keep their start, so that what a killed comparison has left is removed.
+    These are the runs whose method only adds callbacks that are idle in some initial epochs, see
+    `MethodCallback.idle_epochs`. Finished runs keep their start, so that files of a killed comparison are removed.
     """
     waiting: dict[tuple[str, int], dict[float | None, list[Run]]] = defaultdict(lambda: defaultdict(list))
     layers = [tuple(map(as_yaml, run.configs)) for run in runs]
@@ -43,9 +43,9 @@ def with_shared_starts(runs: Sequence[Run], keep: bool = False) -> list[Run]:
 
 
 def _idle_epochs(run: Run) -> float | None:
-    """Return the number of initial epochs in which no method acts (Inf: the first chunk of data; None: all epochs).
+    """Number of initial epochs in which no method acts (Inf: the whole first chunk; None: the whole training).
 
-    0 if the run is not the base with methods alone, or if this is unknown.
+    0 if unknown, or if the run changes more than the methods of the base.
     """
     from lightning_fire.callbacks.base.method import MethodCallback
     from lightning_fire.recipe.parser import METHOD_KEYS, callbacks_in
@@ -63,7 +63,7 @@ def _idle_epochs(run: Run) -> float | None:
         trainer = merged(base, run.extra).get("trainer") or {}
         bounds = [None if trainer.get(key) in (None, -1) else int(trainer[key]) for key in ("max_epochs", "max_steps")]
         methods = callbacks_in(merged(base, overlays[0])) if overlays else []
-    except Exception:  # of any kind: the run itself reports it
+    except Exception:  # any error: the run itself reports it
         return 0
     every = {m.idle_epochs(Horizon(*bounds)) if isinstance(m, MethodCallback) else 0 for m in methods}
     return None if not every else every.pop() if len(every) == 1 else 0

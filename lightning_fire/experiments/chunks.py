@@ -13,16 +13,16 @@ from lightning_fire.experiments.pictures import Panel
 from lightning_fire.experiments.report import UNITS_RESET, Column, Compared, ComparisonReport
 from lightning_fire.experiments.tables import mean, with_spread
 
-LOWEST_DFI = 1e-4  # end of the axis: exact projections have 1e-13
+LOWEST_DFI = 1e-4  # lower limit of the axis: exact projections have 1e-13
 SPREAD = "all: mean ± standard deviation (n - 1) over the seeds; – : not measured"
 _CHUNK, _DFI, DORMANT = "plasticity/chunk", "plasticity/dfi_normalized", "plasticity/dormant_fraction"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """Metric that is compared: a key that is logged each epoch, and whether larger is better.
+    """The compared metric: a key logged each epoch, and whether larger is better.
 
-    If the key was also logged with the suffix `_seen`, over the classes seen so far, that one is used.
+    If the key was also logged with the suffix `_seen` (classes seen so far), that one is used.
     """
 
     key: str = "val/accuracy"
@@ -35,18 +35,18 @@ class Metric:
 
     @property
     def origin(self) -> str:
-        """Data that it is measured on, as its key says."""
+        """Data on which it is measured, from its key."""
         known = {"val": "on the validation data", "train": "on the training data", "test": "on the test data"}
         return known.get(self.key.partition("/")[0], "as the module logs it")
 
     @property
     def needs(self) -> dict[str, str]:
-        """Keys that a run has to log for a report of it, and what logs each."""
+        """Keys that a run must log for this report, each with a description of its source."""
         stage = "training" if self.key.startswith("train/") else "a validation (see check_val_every_n_epoch)"
         return {_CHUNK: "PlasticityMonitor", self.key: stage}
 
     def gain(self, values: Any) -> Any:
-        """Return a number or an array of them such that more is better."""
+        """Return a number or an array, with its sign changed so that more is better."""
         return values if self.mode == "max" else -values
 
 
@@ -57,10 +57,10 @@ class ChunkedRun:
     """One run over chunks of data.
 
     Attributes:
-        metric: Its curve on validation data, by optimizer step.
-        dfi: Normalized deviation from isometry after each epoch, mean over the weights; maybe empty.
+        metric: Curve of the metric on validation data, by optimizer step.
+        dfi: Normalized deviation from isometry after each epoch, mean over the weights; may be empty.
         starts: Optimizer steps done at the start of each chunk, shape `(chunks + 1,)`; the last entry is the end.
-        at_new_data: The metric at the start of each chunk but the first, after the method has acted; maybe empty.
+        at_new_data: The metric at the start of each chunk except the first, after the method has acted; may be empty.
         follows: Whether the first chunk is new data for weights of an earlier training.
     """
 
@@ -74,11 +74,11 @@ class ChunkedRun:
         self.at_new_data = self.curve(f"{metric.key}_at_new_data")[1]
 
     def curve(self, *keys: str) -> Series:
-        """Return the curve of the first of some keys that was logged, an empty one if none was."""
+        """Return the curve of the first given key that was logged; an empty curve if none was."""
         return next((self.curves[key] for key in keys if key in self.curves), NOTHING)
 
     def with_events(self, series: Series, values: np.ndarray) -> Series:
-        """Return a curve over chunks, each 1 wide, with a value at the start of each but the first if there is one."""
+        """Return a curve over chunks of width 1, with the value at the start of each chunk except the first, if any."""
         steps, y = series
         if len(values) == len(self.starts) - 2:
             steps, y = np.append(steps, self.starts[1:-1]), np.append(y, values)
@@ -96,20 +96,20 @@ class ChunkedRun:
         return [values[(start <= steps) & (steps < end)] for start, end in pairwise(self.starts)]
 
     def last_in_chunk(self, series: Series) -> np.ndarray:
-        """Return the last value of a curve in each chunk, shape `(chunks,)`; NaN where it has none."""
+        """Return the last value of a curve in each chunk, shape `(chunks,)`; NaN for a chunk without values."""
         return np.array([part[-1] if len(part) else np.nan for part in self.in_chunks(series)])
 
     def at_chunk_ends(self, key: str) -> np.ndarray:
-        """Return what was logged in the last epoch of each chunk but the last, so of the weights before new data."""
+        """Return the values logged in the last epoch of each chunk except the last, just before new data."""
         (epochs, chunks), (steps, values) = self.curves[_CHUNK], self.curve(key)
         last_epochs = [epochs[chunks == chunk].max() for chunk in np.unique(chunks)]
         within = [(last <= steps) & (steps < end) for last, end in zip(last_epochs, self.starts[1:], strict=True)]
         return np.concatenate([[], *(values[there][-1:] for there in within[:-1])])
 
     def deviations(self) -> dict[str, np.ndarray]:
-        """Return both forms of DfI before and after each arrival of data, by name, empty where they are not known.
+        """Return both forms of DfI before and after each arrival of data, by name; empty if unknown.
 
-        They are those that the method logs for its events, or else those of the monitor, which are of all weights.
+        They are logged by the method at its events, or otherwise by the monitor, over all weights.
         """
         logged = len(of_events(self.curves, "dfi_normalized_before"))
         found: dict[str, np.ndarray] = {}
@@ -122,24 +122,24 @@ class ChunkedRun:
         return found
 
     def epochs_to(self, target: float, values: np.ndarray) -> float:
-        """Return the number of epochs after which a value is first reached, at least 1; Inf if it never is.
+        """Return the number of epochs until a value is first reached, at least 1; Inf if never.
 
-        Inf is longer than was observed: comparisons and medians of such times stay right, and a mean is Inf.
+        Inf means longer than observed: comparisons and medians of such times remain correct, and a mean is Inf.
         """
         reached = np.flatnonzero(self._metric.gain(values) >= self._metric.gain(target))
         return float(reached[0] + 1) if len(reached) else float("inf")
 
     def measures(self, reference: "ChunkedRun | None") -> dict[str, float]:
-        """Reduce the run to its numbers; NaN: it does not have it.
+        """Summarize the run in numbers; NaN: not available.
 
-        Of the metric: `after_event` (before the first batch), `final`, `average` (at the ends of the chunks),
+        Metric: `after_event` (before the first batch), `final`, `average` (at the ends of the chunks),
         `first_epoch_after`, `area` (all epochs since the first event), `epochs_to_reference` (in the last chunk, until
-        the final value of the reference with this seed), `drop` (lost at once) and `recovery` (epochs until it
-        recovers; Inf: never). Of events: normalized DfI, DfI by the paper's eq. 2 (`dfi_raw_…`) and largest eigenvalue
-        of the Hessian before and after, SFE / ‖W‖²; both DfI also of methods without events. `units_reset`: number of
-        hidden units that the method has re-initialized. Of streams, in the first or last fifth of the tasks, at
-        least one: online accuracy or error, `test_last` (at the end of a task), `dormant_last` (fraction of units).
-        Metrics of events are means over the chunks but the first; epochs are those with a validation.
+        the final value of the reference with this seed), `drop` (at the chunk boundary) and `recovery` (epochs until it
+        recovers; Inf: never). Events: normalized DfI, DfI by the paper's eq. 2 (`dfi_raw_…`) and largest eigenvalue of
+        the Hessian before and after, SFE / ‖W‖²; both DfI also for methods without events. `units_reset`: number of
+        hidden units that the method has re-initialized. Streams, over the first or last fifth of the tasks (at least
+        one): online accuracy or error, `test_last` (at the end of a task), `dormant_last` (fraction of units). Metrics
+        of events are means over the chunks except the first; epochs are those with a validation.
         """
         curves, at_end = self.curves, self.last_in_chunk(self.metric)
         before, every = at_end[:-1], self.in_chunks(self.metric)
@@ -216,9 +216,9 @@ class ChunkReport(ComparisonReport):
     def panels(self) -> list[Panel]:
         """Return metric and deviation from isometry over chunks.
 
-        Every chunk is equally wide; a value on a dashed line, where new data arrives, is that just after the method has
-        acted. The axis of the metric covers the values at which chunks end: the drop after an event may go below it. It
-        ends at 0 if no value is below, and at 1 for accuracies.
+        All chunks have the same width; new data arrives at the dashed lines, and a value on such a line is the one just
+        after the method has acted. The axis of the metric covers the values at the ends of chunks; the drop after an
+        event may be outside. Its limits are 0 if no value is below, and 1 for accuracies.
         """
         name, gain, every = self.metric.name, self.metric.gain, list(self.runs.values())
         ends, reached = (

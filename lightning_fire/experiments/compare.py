@@ -1,4 +1,4 @@
-"""`lightning-fire compare`."""
+"""`lightning-fire compare`: methods and seeds of a recipe, side by side."""
 
 import argparse
 import importlib
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from lightning_fire.experiments.engines import Engine
     from lightning_fire.experiments.report import ComparisonReport
 
-# what the table needs, if a recipe has none: it logs metrics of the weights, at the end of each epoch
+# added to a recipe without one: the table needs metrics of the weights at the end of each epoch
 _MONITOR = {"class_path": "lightning_fire.callbacks.PlasticityMonitor", "init_args": {"data_every_n_steps": None}}
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's arguments."""
+    """Return the argument parser of the command."""
     parser = argparse.ArgumentParser(
         prog="lightning-fire compare",
         usage="lightning-fire compare RECIPE [--methods NAME ...] [--seeds N] [--metric KEY] [--mode max|min] [...]",
@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<recipe>") -> None:
-    """Add the arguments that all commands over a recipe have."""
+    """Add the arguments shared by all commands that train a recipe."""
     parser.add_argument("recipe", help="YAML file with `methods`, or the short name of a shipped one")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
@@ -135,7 +135,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say where runs are trained, and how many at a time."""
+    """Add the arguments for the place of trainings and the number of simultaneous ones."""
     pairs: dict[str, Any] = {"nargs": "*", "action": "extend", "default": [], "metavar": "KEY=VALUE"}
     where = parser.add_argument_group("where it runs")
     where.add_argument(
@@ -178,7 +178,7 @@ def common(options: argparse.Namespace, ending: str = "") -> tuple[Recipe, Path,
 
 
 def engine_for(recipe: Recipe, options: argparse.Namespace, output: Path) -> "Engine":
-    """Return the engine that the options name, with the resources that they give, or else those of the recipe."""
+    """Return the engine named in the options, with the resources of the options or else of the recipe."""
     from lightning_fire.experiments.engines import Resources, engine_of
 
     given = {name: getattr(options, name) for name in ("cpus", "gpus", "minutes")}
@@ -191,7 +191,7 @@ def engine_for(recipe: Recipe, options: argparse.Namespace, output: Path) -> "En
 
 
 def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
-    """Run the command, and return the numbers of each run, a row each by start, method and seed.
+    """Run the command; return the numbers of the runs, one row per start, method and seed.
 
     The methods `measures()` of `ChunkedRun`, `ReturnReport` and `PhaseReport` list the columns.
     """
@@ -258,7 +258,7 @@ def seeds_of(runs: Iterable[Run]) -> dict[str, dict[str, list[int]]]:
 def train_and_read(
     runs: Sequence[Run], engine: "Engine", reference: str, options: argparse.Namespace
 ) -> tuple["ComparisonReport | None", list[Run]]:
-    """Train what has not finished before; return a report of the finished runs, None of none, and the failed runs."""
+    """Train unfinished runs; return a report of the finished ones (None if there are none), and the failed runs."""
     from lightning_fire.experiments import phases, returns
     from lightning_fire.experiments.chunks import Metric
     from lightning_fire.experiments.functions import FunctionReport
@@ -313,7 +313,7 @@ def train_and_read(
 
 
 def with_monitor(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs with the callback that the table needs; a ValueError if some have it and others have not."""
+    """Return the runs with the callback that the table needs; raise a ValueError if only some have it already."""
 
     def has_monitor(config: Any) -> bool:
         if isinstance(config, Mapping) and str(config.get("class_path")).rpartition(".")[2] == "PlasticityMonitor":
@@ -333,10 +333,10 @@ def with_monitor(runs: Sequence[Run]) -> list[Run]:
 
 
 def metric_of(run: Run, declared: str, options: argparse.Namespace) -> tuple[str, str]:
-    """Return the key of the metric that is compared, and whether its `max` or `min` is best.
+    """Return the key of the compared metric, and whether its `max` or `min` is best.
 
     Raises:
-        ValueError: If a run trains by a function, and neither `--metric` nor its recipe names what is compared.
+        ValueError: If a run trains by a function, and neither `--metric` nor its recipe names the metric.
     """
     if options.metric is not None:
         return options.metric, options.mode
@@ -349,7 +349,7 @@ def metric_of(run: Run, declared: str, options: argparse.Namespace) -> tuple[str
 
 
 def declared_report(run: Run) -> str:
-    """Return which report the data of a run declares, see `contracts.HasReport`; a ValueError if there is no such.
+    """Return the name of the report that the data of a run declares, see `contracts.HasReport`; check that it exists.
 
     `"function"` if the run trains by a function.
     """
@@ -361,7 +361,7 @@ def declared_report(run: Run) -> str:
         return "accuracy"  # the run itself reports it
     from lightning_fire.recipe.function import imported
 
-    sys.path.insert(0, here := os.getcwd())  # as the program that trains has it
+    sys.path.insert(0, here := os.getcwd())  # as in the program that trains
     try:
         ours = importlib.import_module("lightning_fire.data")
         kind = imported("data", path) if "." in path else getattr(ours, path, None)

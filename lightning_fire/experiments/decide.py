@@ -33,13 +33,13 @@ _COLUMNS = ("method", "seed", "value", "seconds", "settings")
 
 
 class Start:
-    """How one run begins: from the weights of the checkpoint, changed by its method, or from scratch.
+    """Start of one run: from the weights of the checkpoint, changed by its method, or from scratch.
 
     Attributes:
         name: Name of the method.
         seed: Seed of the run.
-        scratch: Whether the model is to stay new.
-        acted: What its method has changed, in words.
+        scratch: Whether the model keeps its new weights.
+        acted: Description of the change by its method.
     """
 
     def __init__(self, name: str, seed: int, method: Any, earlier: EarlierTraining):
@@ -49,19 +49,19 @@ class Start:
 
     @property
     def method(self) -> Any:
-        """The method, for one that is not an `EventMethod`: give it to a callback; None of `vanilla` and `scratch`."""
+        """The method if it is not an `EventMethod`: give it to a callback. None for `vanilla` and `scratch`."""
         self._asked = True
         return self._method
 
     def __call__(self, model: Model, optimizers: Any = (), **loop: Any) -> Model:
-        """Load the old weights into a new model, and let the method change them.
+        """Load the old weights into a new model and apply the method.
 
         Args:
-            model: The model, as new. Its values are the initial values that some methods reset to.
-            optimizers: Its optimizers, if they exist: they get their state from the checkpoint where it fits, and the
-                method drops that of the weights it changes. Without them the optimizers start empty.
-            loop: More arguments of `Loop`, such as `forward` and `losses` for methods that use data. `averages` begin
-                again from the loaded weights.
+            model: A new model. Its values are the initial values that some methods reset to.
+            optimizers: Its optimizers, if they exist: they get their state from the checkpoint if it fits, and the
+                method drops the state of the weights that it changes. Without them the optimizers start empty.
+            loop: More arguments of `Loop`, such as `forward` and `losses` for methods that use data. `averages` restart
+                from the loaded weights.
 
         Returns:
             The same model.
@@ -89,7 +89,7 @@ class Start:
 
     def _change(self, model: nn.Module, training: Loop) -> None:
         try:
-            with torch.random.fork_rng():  # what comes draws the same with every method
+            with torch.random.fork_rng():  # random draws after this are equal for all methods
                 ending = self._method(model, training).ending
                 self.acted = f"; {ending}" if ending else ""
         except ValueError as error:
@@ -97,7 +97,7 @@ class Start:
             raise ValueError(f"{self.name} cannot act: {error}{given}") from error
 
     def require_used(self) -> None:
-        """Raise a ValueError if the function that trains has not used it, so that all methods would be the same."""
+        """Raise a ValueError if `train` has not used it: all methods would then be equal."""
         if not self._loaded:
             raise ValueError("`train` has not called start(model), which loads the old weights and applies the method")
         if self._method is not None and not isinstance(self._method, EventMethod) and not self._asked:
@@ -107,12 +107,12 @@ class Start:
 
 @dataclass(frozen=True)
 class DecisionRuns:
-    """What `decide` has measured.
+    """Results of `decide`.
 
     Attributes:
         values: The metric of each run, by method and seed.
         seconds: The time of each run, by method and seed.
-        decision: What they show: its `choice`, and its `text`, one paragraph.
+        decision: The decision: its `choice`, and its `text`, one paragraph.
     """
 
     values: Mapping[str, Mapping[int, float]]
@@ -129,7 +129,7 @@ class DecisionRuns:
 
     @property
     def doubt(self) -> str:
-        """A sentence if continuing has ended in the same value with every seed; otherwise empty."""
+        """Warning if continuing has the same value with every seed; otherwise empty."""
         of = self.values[VANILLA].values()
         if len(of) < 2 or len(set(of)) > 1:
             return ""
@@ -141,7 +141,7 @@ class DecisionRuns:
 
     @property
     def names(self) -> str:
-        """A sentence if the method to take now is not the `choice`; otherwise empty."""
+        """Note if `leading` is not `choice`; otherwise empty."""
         choice, leading = self.decision.choice, self.decision.leading
         if choice == leading:
             return ""
@@ -163,10 +163,10 @@ def decide(
 ) -> DecisionRuns:
     """Decide whether to continue from the weights of an earlier training, change them first, or train from scratch.
 
-    `vanilla` continues from the checkpoint, `scratch` trains a new model, and each method changes the old weights
-    once, before training begins. All are trained with the same seeds, one run after another in this process. Python's,
-    NumPy's and torch's generators are seeded before each run. Finished runs are kept in `output`, and are not run again
-    with the same checkpoint, method and `source_of` `train`; with other data, give another folder.
+    `vanilla` continues from the checkpoint, `scratch` trains a new model, and each method changes the old weights once,
+    before training starts. All use the same seeds, one run after another in this process. Python's, NumPy's and torch's
+    generators are seeded before each run. Finished runs are kept in `output` and reused if checkpoint, method and the
+    source of `train` (see `source_of`) are the same; for other data, give another folder.
 
     Args:
         train: Function of a seed and a `Start` that makes a new model, calls `start(model)`, trains the model on new
@@ -175,14 +175,14 @@ def decide(
         methods: Methods beside `vanilla` and `scratch`. Two of one name need a setting that distinguishes them, such as
             `fire` and `fire scale=procrustes`, or a dict with names of your own. A value of that dict that is not an
             `EventMethod` is for `train` to apply: `start.method`.
-        seeds: Number of seeds from 0, or the seeds.
-        mode: Whether more of the metric is better (`"max"`), or less (`"min"`).
+        seeds: Number of seeds, from 0, or a list of seeds.
+        mode: `"max"` if larger is better, `"min"` if smaller is.
         metric: Name of the metric in the text.
         worth: Smallest difference of the metric that matters. Default: that of `decision_of`.
         output: Folder for the results, `results.csv`.
 
     Returns:
-        The numbers of all runs and the decision, which are also printed.
+        The results of all runs and the decision, which are also printed.
 
     Raises:
         ValueError: If an argument is out of range, the checkpoint cannot be read or does not fit the model, or `train`
@@ -239,7 +239,7 @@ def decide(
 
 
 def _seeds(seeds: Any) -> list[int]:
-    """Return the different seeds that are given by their number or by themselves."""
+    """Return the distinct seeds, given by their number or as a list."""
     several = range(seeds) if isinstance(seeds, Integral) else seeds
     if not isinstance(several, Iterable) or not all(isinstance(seed, Integral) and int(seed) >= 0 for seed in several):
         raise ValueError(f"`seeds` must be a number of seeds, or whole numbers of at least 0, got {seeds!r}")
@@ -268,7 +268,7 @@ def _named(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _name(method: EventMethod, methods: Sequence[EventMethod]) -> str:
-    """Return the name of a method, with settings that others of its name do not share: `fire scale=procrustes`."""
+    """Return the name of a method with the settings that distinguish it from others: `fire scale=procrustes`."""
     alike, parts = [other for other in methods if other.name == method.name], [method.name]
     settings: Any = fields(method) if is_dataclass(method) else ()
     for setting in settings:
@@ -280,7 +280,7 @@ def _name(method: EventMethod, methods: Sequence[EventMethod]) -> str:
 
 
 def _trained(train: Callable[[int, Start], Any], start: Start) -> float:
-    """Train once, with generators of its own, and return the metric."""
+    """Train once, with separately seeded generators, and return the metric."""
     random.seed(start.seed)
     np.random.seed(start.seed)
     torch.manual_seed(start.seed)

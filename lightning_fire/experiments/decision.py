@@ -1,4 +1,4 @@
-"""The decision that a comparison ends in: what the paired differences of its seeds show, in one paragraph."""
+"""The decision at the end of a comparison, from paired differences of its seeds, in one paragraph."""
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,23 +22,22 @@ from lightning_fire.recipe.recipe import VANILLA
 Key = TypeVar("Key", bound=Hashable)
 
 FROM_SCRATCH = ("scratch", "full_reset")  # methods that train from scratch; the first that was compared counts
-FEASIBLE = 30  # further seeds that a comparison may be expected to run
-LEVEL = 0.05  # highest probability that a paragraph on equal methods states any difference
+FEASIBLE = 30  # largest number of further seeds to suggest
+LEVEL = 0.05  # largest probability that a paragraph on equal methods states any difference
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much better a method is than another, over their common seeds.
+    """Difference between two methods over their common seeds.
 
     Attributes:
         gain: Mean paired difference in the metric; negative if the first is worse.
-        low: Lower end of its interval, at the level at which Holm's procedure tests this pair; of equal differences,
-            `gain`.
+        low: Lower end of its interval at this pair's level of Holm's procedure; `gain` if all differences are equal.
         high: Upper end.
         spread: Standard deviation of the differences (n - 1).
         seeds: Number of common seeds, at least 2.
         level: The level of this pair.
-        decided: Whether the difference is shown, by Holm's procedure over all pairs.
+        decided: Whether the difference is significant by Holm's procedure over all pairs.
     """
 
     gain: float
@@ -55,11 +54,11 @@ class Difference:
         return bool(self.spread or self.gain)
 
     def reversed(self) -> "Difference":
-        """Return how much better the second is."""
+        """Return the difference with the methods exchanged."""
         return replace(self, gain=-self.gain, low=-self.high, high=-self.low)
 
     def more_seeds(self, worth: float) -> float:
-        """Return after how many further seeds a difference of `worth` would be decided; Inf above 10,000."""
+        """Return the number of further seeds that would decide a difference of `worth`; Inf above 10,000."""
         return max(seeds_for(self.spread, worth, self.level) - self.seeds, 1)
 
     def of(self, metric: str = "") -> str:
@@ -74,7 +73,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a method costs, as far as it was logged.
+    """Cost of a method, if logged.
 
     Attributes:
         until: Epochs or steps until it reaches the final value of the method that continues, by run; Inf: never.
@@ -87,21 +86,20 @@ class Cost:
 
 @dataclass(frozen=True)
 class Decision:
-    """What a comparison shows.
+    """Decision of a comparison.
 
     Attributes:
-        text: All of it, as one paragraph.
-        choice: The first of `best`, but continuing if that gains less than the `worth` that is asked for; None: not
-            known.
-        leading: What to take if it must be decided now: `choice`, but where nothing is shown to be better than
-            continuing, the method with the best mean if it gains at least `worth`.
-        best: The best method alone, or all that no other is shown to be better than. Continuing comes first, then what
-            is shown to be better than continuing and training from scratch, then the cheapest.
+        text: The decision as one paragraph.
+        choice: The first of `best`; continuing, if that gains less than the given `worth`; None: unknown.
+        leading: Method to use if you must decide now: `choice`; if nothing is shown to be better than continuing, the
+            method with the best mean, provided it gains at least `worth`.
+        best: The best method, or all methods that no other is shown to be better than. Order: continuing, then those
+            shown to be better than both continuing and training from scratch, then the cheapest.
         better: Methods that are better than both continuing and training from scratch.
-        warm_start: How much better continuing is than training from scratch; None: not known.
-        worth: The smallest difference of the metric that matters; None: not known.
-        more_seeds: Further seeds that would decide a difference of `worth` between the `best`; None: nothing is open,
-            or it cannot be said, as of differences that are the same with every seed.
+        warm_start: Difference between continuing and training from scratch; None: unknown.
+        worth: The smallest difference of the metric that matters; None: unknown.
+        more_seeds: Number of further seeds that would decide a difference of `worth` between the `best`; None: nothing
+            is open, or unknown, e.g. if differences are equal with every seed.
     """
 
     text: str
@@ -127,8 +125,8 @@ def decision_of(
 ) -> Decision:
     """Decide between continuing, training from scratch and the other methods of a comparison.
 
-    A difference is stated only if paired t-tests show it, adjusted by Holm's procedure for all pairs of methods: of
-    equal methods, at most one paragraph in twenty states any.
+    A difference is stated only if paired t-tests show it, adjusted by Holm's procedure for all pairs of methods: for
+    equal methods, at most 1 paragraph in 20 states any.
 
     Args:
         values: The compared metric of each run, by method and seed.
@@ -208,7 +206,7 @@ def decision_of(
 
 
 def paired_differences(gains: Mapping[str, Mapping[int, float]]) -> dict[tuple[str, str], Difference]:
-    """Return how much better each method is than each other with two common seeds, decided for all pairs together.
+    """Return the difference of each pair of methods with two common seeds, tested together over all pairs.
 
     Args:
         gains: A finite value of each run, by method and seed; more is better.
@@ -218,10 +216,11 @@ def paired_differences(gains: Mapping[str, Mapping[int, float]]) -> dict[tuple[s
 
 
 def decided_together(pairs: Mapping[Key, tuple[Mapping[int, float], Mapping[int, float]]]) -> dict[Key, Difference]:
-    """Return how much more the first of each pair has than the second, decided for all pairs together (Holm).
+    """Return the difference of each pair of samples, tested together over all pairs (Holm).
 
     Args:
-        pairs: Two finite values of each seed, by any key. Pairs with fewer than two common seeds are left out.
+        pairs: Two samples with a finite value per seed, by any key. Pairs with fewer than two common seeds are left
+            out.
     """
     each = {}
     for key, (first, second) in pairs.items():
@@ -246,7 +245,7 @@ def _rankable(
     idle: Collection[str],
     failed: Mapping[str, Sequence[int]],
 ) -> tuple[dict[str, dict[int, float]], dict[str, str]]:
-    """Return the gains of the methods that can be ranked, and the reason of each other."""
+    """Return the gains of the methods that can be ranked, and reasons for the others."""
     gains = {}
     unranked = {m: f"{m} failed with {_seeds(seeds)}" for m, seeds in failed.items() if not values.get(m)}
     for method, of in values.items():
@@ -261,7 +260,7 @@ def _rankable(
 
 
 def _by_mean(gains: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """Return the methods by their mean over the seeds that all have, the best first."""
+    """Sort the methods by their mean over the common seeds, best first."""
     common = set.intersection(*map(set, gains.values())) if gains else set()
     means = {m: mean(value for seed, value in of.items() if seed in common or not common) for m, of in gains.items()}
     return sorted(gains, key=lambda method: -means[method])

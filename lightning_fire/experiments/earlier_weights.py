@@ -1,4 +1,4 @@
-"""Start of a fit from the weights of an earlier training, in the process that trains."""
+"""Callback that starts a fit from the weights of an earlier training."""
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
@@ -12,18 +12,18 @@ from lightning_fire.messages import inform
 
 
 class EarlierWeights(Checkpoint):
-    """Starts a fit from the weights of an earlier training: its data is new, so that methods act when it begins.
+    """Starts a fit from the weights of an earlier training. Its first data counts as new: methods act at the start.
 
-    The state of the optimizers is loaded where it fits. Epochs, steps and learning rates begin at 0. Initial values are
-    those of the module before: as a `Checkpoint` it comes after the methods, which take them.
+    Optimizer state is loaded if it fits. Epochs, steps and learning rates start at 0. Initial values are those of the
+    module before loading: as a `Checkpoint`, this callback runs after the methods that copy them.
 
     Args:
         path: The checkpoint, of any format that `lightning-fire diagnose` reads.
         sha256: Its digest.
-        only_data: Whether to leave the module as it is, after a check that the weights fit.
+        only_data: Whether only to check that the weights fit, without loading them.
 
     Raises:
-        ValueError: Before training, if the weights do not fit, or the file is not that of the digest.
+        ValueError: Before training, if the weights do not fit, or the digest of the file differs.
     """
 
     def __init__(self, path: str, sha256: str, only_data: bool = False):

@@ -1,4 +1,4 @@
-"""Engines that run the trainings of a comparison: on this machine, through Slurm, or on a Ray cluster."""
+"""Engines that run the trainings of a comparison: on this machine, by Slurm, or on a Ray cluster."""
 
 import importlib
 import multiprocessing
@@ -26,7 +26,7 @@ class Resources:
     """Resources of one training.
 
     Attributes:
-        cpus: Processor cores; None: an equal part of those of this machine, or 1 on a cluster.
+        cpus: CPU cores; None: an equal part of those of this machine, or 1 on a cluster.
         gpus: GPUs; None: 1 on this machine, if it has any, or 0 on a cluster.
         minutes: Time after which Slurm ends it; it then continues from its last checkpoint.
     """
@@ -43,28 +43,28 @@ class Resources:
 
 
 class Job(Protocol):
-    """A training that was begun."""
+    """A started training."""
 
     def ended(self) -> bool:
-        """Return whether it has ended."""
+        """Whether it has ended."""
 
     def failure(self) -> str | None:
-        """Return the reason of a failure; None if it has not failed."""
+        """Reason of a failure; None if it has not failed."""
 
     def stop(self) -> object:
-        """Stop it."""
+        """Stop the job."""
 
 
 class Engine(Protocol):
-    """Where trainings run. `limit`: how many at a time."""
+    """Base class of engines. `limit`: maximum number of simultaneous trainings."""
 
     limit: int
 
     def begin(self, runs: Sequence[Run]) -> Sequence[Job]:
-        """Begin trainings."""
+        """Start trainings."""
 
     def close(self) -> None:
-        """Release what it holds."""
+        """Release the engine's resources."""
 
 
 def engine_of(name: str, output: Path, jobs: int | None, resources: Resources, options: Mapping[str, Any]) -> Engine:
@@ -79,15 +79,15 @@ def engine_of(name: str, output: Path, jobs: int | None, resources: Resources, o
 class Local:
     """Processes of this machine.
 
-    On Linux without a GPU each is a fork of Python's fork server, which has imported everything: that costs 5 to 25 s
-    of a processor, as much as a small training, and a fork 0.01 s. Elsewhere forks are not safe, and a new interpreter
+    On Linux without a GPU each is a fork of Python's fork server, which has imported everything once: imports take 5 to
+    25 s of CPU time, as much as a small training, a fork 0.01 s. Elsewhere forks are not safe, and each new interpreter
     imports everything again.
     """
 
     def __init__(self, jobs: int | None, resources: Resources):
         import torch
 
-        if sys.platform == "linux":  # it imports while this process does
+        if sys.platform == "linux":  # it imports at the same time as this process
             multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
             forkserver.ensure_running()
         there = ",".join(map(str, range(torch.cuda.device_count())))
@@ -105,9 +105,9 @@ class Local:
         return [_Process(run, self, self.slots.pop()) for run in runs]
 
     def share(self, slot: int) -> dict[str, str]:
-        """Return the environment that gives one of several processes its cores, unless the user has, and its GPUs."""
+        """Environment variables that assign a process its GPUs and, unless the user has set them, its cores."""
         share = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self.threads))}
-        if len(self.gpus) > self.gpus_each:  # also a single run: on all of them it would be another training
+        if len(self.gpus) > self.gpus_each:  # also for a single run: on all cores it would be a different training
             numbers = range(slot * self.gpus_each, (slot + 1) * self.gpus_each)
             share["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[number % len(self.gpus)] for number in numbers)
         return share
@@ -127,7 +127,7 @@ class _Process:
         context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
         self.process = context.Process(target=_train, args=(run, Path.cwd(), {**os.environ, **engine.share(slot)}))
         main = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")  # or the script that called us would be run there again
+        sys.modules["__main__"] = types.ModuleType("__main__")  # otherwise the calling script would run again there
         try:
             self.process.start()
         finally:
@@ -145,7 +145,7 @@ class _Process:
         return _failure(code or None, self.log)
 
     def stop(self) -> None:
-        """Stop it, after 10 s by force."""
+        """Stop the process, after 10 s by force."""
         self.process.terminate()
         self.process.join(10)
         self.process.kill()
@@ -153,7 +153,7 @@ class _Process:
 
 
 def _train(run: Run, where: Path, environment: Mapping[str, str]) -> None:
-    """Run the program in this process as a new interpreter would."""
+    """Run the program in this process as in a new interpreter."""
     os.chdir(where)
     sys.path.insert(0, str(where))
     output = os.open(run.log, os.O_WRONLY | os.O_APPEND)
@@ -169,7 +169,7 @@ def _train(run: Run, where: Path, environment: Mapping[str, str]) -> None:
     if environment.get("OMP_NUM_THREADS", "").isdigit():
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     program = importlib.import_module("lightning_fire.__main__")
-    sys.modules["__main__"].__spec__ = program.__spec__  # strategies start further processes by the same command
+    sys.modules["__main__"].__spec__ = program.__spec__  # strategies start further processes with the same command
 
     def fit(words: Sequence[str]) -> int | str | None:
         sys.argv = [str(program.__file__), "fit", *words]
@@ -183,11 +183,11 @@ def _train(run: Run, where: Path, environment: Mapping[str, str]) -> None:
 
 
 def train_elsewhere(run: Run, where: Path, cpus: int) -> int | str | None:
-    """Train in a process that an engine has begun, maybe on another machine; see `perform`."""
+    """Train in a process started by an engine, maybe on another machine; see `perform`."""
     from lightning_fire.experiments.training import perform
 
     os.chdir(where)
-    drop = ("SLURM_", "SUBMITIT_")  # Lightning would take a training for one of several tasks
+    drop = ("SLURM_", "SUBMITIT_")  # otherwise Lightning assumes one of several tasks of a job
     environment = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
     environment |= {PARENT: str(os.getpid()), "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", str(cpus))}
 
@@ -201,7 +201,7 @@ def train_elsewhere(run: Run, where: Path, cpus: int) -> int | str | None:
 
 
 class _Resubmitted:
-    """`train_elsewhere`; when Slurm takes the machine away, submitit submits the same again."""
+    """`train_elsewhere`; if Slurm preempts it, submitit resubmits the same."""
 
     def __call__(self, run: Run, where: Path, cpus: int) -> int | str | None:
         return train_elsewhere(run, where, cpus)
@@ -213,7 +213,7 @@ class _Resubmitted:
 
 
 class Slurm:
-    """Jobs of Slurm, by submitit: an array of all trainings that wait for nothing. Files must be where all see them."""
+    """Slurm jobs by submitit: an array of all trainings that are ready. All machines must see the same files."""
 
     def __init__(self, output: Path, jobs: int | None, resources: Resources, options: Mapping[str, Any]):
         try:
@@ -243,7 +243,7 @@ class Slurm:
 
 
 class Ray:
-    """Tasks of Ray, on this machine or a cluster. Files must be where all machines see them."""
+    """Ray tasks, on this machine or a cluster. All machines must see the same files."""
 
     def __init__(self, output: Path, jobs: int | None, resources: Resources, options: Mapping[str, Any]):
         try:
@@ -270,7 +270,7 @@ class Ray:
 
 
 class _ClusterJob:
-    """A training on a cluster, by functions of its library; `result` raises an error if the training was lost."""
+    """A training on a cluster, through functions of its library; `result` raises an error if the training was lost."""
 
     def __init__(self, log: Path, ended: Callable[[], bool], result: Callable[[], Any], stop: Callable[[], object]):
         self.log, self.ended, self.result, self.stop = log, ended, result, stop
@@ -278,20 +278,20 @@ class _ClusterJob:
     def failure(self) -> str | None:
         try:
             result = self.result()
-        except Exception as error:  # of any kind that the library has
+        except Exception as error:  # any error of the library
             return " ".join(str(error).strip().splitlines()[-1:]) or type(error).__name__
         return _failure(result, self.log)
 
 
 def _failure(result: int | str | None, log: Path) -> str | None:
-    """Return the reason of a failure, from the result of `perform` and the log; None if it has not failed."""
+    """Reason of a failure, from the result of `perform` and the log; None if it has not failed."""
     if result is None or isinstance(result, str):
         return result
     return last_words(log.read_text(errors="replace")) or f"exit code {result}"
 
 
 def last_words(log: str) -> str:
-    """Return the last message of a program: from its last "error:" on, or else its last line."""
+    """Return the last message of a program: from its last "error:" on, otherwise its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [number for number, line in enumerate(lines) if re.match(r"(\S+: )?error: ", line)]
     return " ".join(lines[errors[-1] :][:8]) if errors else "".join(lines[-1:])

@@ -17,7 +17,7 @@ HOLD_OUT = (
 
 
 def with_scratch(recipe: Recipe, methods: Sequence[str], alone: bool) -> tuple[Recipe, list[str]]:
-    """Add `scratch` to a recipe, and, unless runs are started one by one, it and `vanilla` to the methods to run.
+    """Add `scratch` to a recipe; unless runs are started one by one, also add it and `vanilla` to the methods to run.
 
     Raises:
         ValueError: If the recipe has starts of its own, or a method of that name.
@@ -31,7 +31,7 @@ def with_scratch(recipe: Recipe, methods: Sequence[str], alone: bool) -> tuple[R
 
 
 def from_checkpoint(runs: Sequence[Run], path: Path) -> list[Run]:
-    """Let each run begin with the weights of a checkpoint; `scratch` has only its data in common with the others.
+    """Start each run from the weights of a checkpoint, except `scratch`, which only gets the same data.
 
     Raises:
         ValueError: If the file is not a checkpoint that can be read.
@@ -49,7 +49,7 @@ def from_checkpoint(runs: Sequence[Run], path: Path) -> list[Run]:
 
 
 def about_optimizers(curves: Mapping[Any, Mapping[str, Any]]) -> str:
-    """Return a sentence on whether the optimizers of the runs continue from their state in the checkpoint."""
+    """Describe whether the optimizers of the runs continue from their state in the checkpoint."""
     loaded = {bool(run[OPTIMIZER_STATE][1][0]) for run in curves.values() if OPTIMIZER_STATE in run}
     if loaded == {True}:
         return "optimizers: continue with their state in the checkpoint, at the learning rates of the recipe"

@@ -11,7 +11,7 @@ from lightning_fire.experiments.report import UNITS_RESET, Column, Compared, Com
 
 
 class FunctionReport(ComparisonReport):
-    """Report of a metric that functions log: the mean of the last fifth of its values, and of all."""
+    """Report of a metric logged by functions: the mean of the last fifth of its values, and of all."""
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str, metric: Metric):
         self.metric, self.acts_on = metric, [metric.key]
@@ -29,7 +29,7 @@ class FunctionReport(ComparisonReport):
         super().__init__(curves, reference)
 
     def measures(self, name: Name) -> dict[str, float]:
-        """Reduce a run to its numbers.
+        """Summarize a run in numbers.
 
         `final`: mean of the last fifth of the metric's values, at least one; `area`: mean of all; `units_reset`: number
         of hidden units that the method has re-initialized, NaN if the function does not log it.

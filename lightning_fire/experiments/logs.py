@@ -22,14 +22,14 @@ _SECONDS = r"(?!(train|val|test|plasticity)/)[\w-]+/seconds"
 
 
 def read_logs(output: str | Path) -> pd.DataFrame:
-    """Read what all finished runs of a comparison have logged.
+    """Read the logs of all finished runs of a comparison.
 
     Args:
         output: The folder of `lightning-fire compare`.
 
     Returns:
-        A row for each logged number, except of the groups `events`, `charts` and `losses`: `start` (the checkpoint that
-        the run continued from, in recipes with `starts`), `method`, `seed`, `step` (as the loggers count), `key` and
+        One row per logged value, except in the groups `events`, `charts` and `losses`: `start` (the checkpoint that the
+        run continued from, in recipes with `starts`), `method`, `seed`, `step` (as the loggers count), `key` and
         `value`.
     """
     parts = []
@@ -44,16 +44,16 @@ def read_logs(output: str | Path) -> pd.DataFrame:
 def of_events(curves: Curves, measure: str, group: str = "") -> np.ndarray:
     """Return a metric of the events of the method in a run, logged as `{method}{group}/{measure}`; empty without one.
 
-    Of several methods the first by name counts. The group `.raw` has metrics that depend on the scale.
+    If several methods logged it, the first by name counts. The group `.raw` has metrics that depend on the scale.
     """
     keys = sorted(key for key in curves if re.fullmatch(rf"[\w-]+{re.escape(group)}/{measure}", key))
     return curves[keys[0]][1] if keys else NOTHING[1]
 
 
 def units_reset(curves: Curves) -> float:
-    """Return how many hidden units a method has re-initialized in a run; NaN if it does not count them.
+    """Return the number of hidden units that a method has re-initialized in a run; NaN if it is not logged.
 
-    Methods with events log the number at each of them, others the number so far (continual backprop, SNR).
+    Methods with events log the number at each event, others the number so far (continual backprop, SNR).
     """
     logged = {key.partition("/")[0]: values for key, (_, values) in curves.items() if re.fullmatch(_UNITS, key)}
     totals = [values.sum() if f"{method}/event" in curves else values[-1] for method, values in logged.items()]
@@ -61,18 +61,18 @@ def units_reset(curves: Curves) -> float:
 
 
 def seconds_of_events(curves: Curves) -> float:
-    """Return how long all events of the methods of a run took; NaN if none has logged `{method}/seconds`."""
+    """Return the total time of all events in a run; NaN if no method has logged `{method}/seconds`."""
     logged = [values.sum() for key, (_, values) in curves.items() if re.fullmatch(_SECONDS, key)]
     return float(sum(logged)) if logged else float("nan")
 
 
 def read_curves(folder: Path) -> dict[str, Series]:
-    """Read what one run has logged."""
+    """Read the logs of one run."""
     log = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     log.Reload()
     curves = {}
     for key in log.Tags()["scalars"]:
-        if not key.startswith(("events/", "charts/", "losses/")):  # figures, often; their values have their own keys
+        if not key.startswith(("events/", "charts/", "losses/")):  # often figures, whose values have their own keys
             events = log.Scalars(key)
             curves[key] = np.array([event.step for event in events]), np.array([event.value for event in events])
     return curves

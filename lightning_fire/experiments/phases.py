@@ -14,7 +14,7 @@ NEEDS = dict.fromkeys((LOSS, AT_START), "LanguageModel")
 
 
 def since_start(curves: Curves) -> Series:
-    """Return the validation loss of a run over the optimizer steps of its phase, that just after the event at 0."""
+    """Return the validation loss of a run over the optimizer steps of its phase; at 0, just after the event."""
     (began, *_), _ = curves[AT_START]
     (steps, values), first = curves[LOSS], curves.get(AT_START, NOTHING)
     return np.append(first[0] - began, steps + 1 - began), np.append(first[1], values)
@@ -23,7 +23,7 @@ def since_start(curves: Curves) -> Series:
 class PhaseReport(ComparisonReport):
     """Report of the validation loss of phase 2, from each of the checkpoints of phase 1.
 
-    `first` are the curves of phase 1, by seed; `taken` the steps of it at each checkpoint, by start and seed.
+    `first`: the curves of phase 1, by seed; `taken`: the steps of phase 1 at each checkpoint, by start and seed.
     """
 
     side_by_side = True
@@ -55,11 +55,11 @@ class PhaseReport(ComparisonReport):
         super().__init__(curves, reference)
 
     def measures(self, name: Name) -> dict[str, float]:
-        """Reduce a run to its numbers.
+        """Summarize a run in numbers.
 
-        `at_start`: validation loss just after the event; `final`: at the end; `final_{text}`: of each text by itself;
-        `steps_to_reference`: optimizer steps until the loss is at or below the final one of the reference, Inf if it
-        never is, NaN without a reference; `event_seconds`: time that the method took, NaN if it has not logged any.
+        `at_start`: validation loss just after the event; `final`: at the end; `final_{text}`: for each text;
+        `steps_to_reference`: optimizer steps until the loss is at most the final loss of the reference, Inf if never,
+        NaN without a reference; `event_seconds`: time of the method's events, NaN if not logged.
         """
         run, (start, _, seed) = self.curves[name], name
         steps, losses = since_start(run)
@@ -84,7 +84,7 @@ class PhaseReport(ComparisonReport):
     def panels(self) -> list[Panel]:
         """Return the loss of phase 1 with the positions of the checkpoints, and of phase 2 from each of them.
 
-        The axes of phase 2 cover what the methods reach; the loss just after an event may lie above.
+        The axes of phase 2 cover the final losses of the methods; the loss just after an event may lie above.
         """
         curves = [(steps + 1, losses) for steps, losses in (run[LOSS] for run in self.first.values())]
         lines: dict[float, str] = {}

@@ -20,7 +20,7 @@ from lightning_fire.experiments.logs import Series
 class Panel:
     """Curves of each method, one for each seed, over a common axis.
 
-    `seeds`: draw each seed thin and their mean thick, with the names at the ends; else the mean ± standard deviation.
+    `seeds`: draw each seed thin and their mean thick, with names at the ends; otherwise the mean ± standard deviation.
     """
 
     curves: Mapping[str, Sequence[Series]]  # by method
@@ -31,14 +31,14 @@ class Panel:
     legend: str = ""
     seeds: bool = False
     log: bool = False
-    low: float | None = None  # ends of the axis of values; of one that is `log`, at least `low`
+    low: float | None = None  # limits of the axis of values; at least `low` if `log`
     high: float | None = None
     whole_numbers: bool = False
     lines: Mapping[float, str] = field(default_factory=dict)  # positions of vertical lines, and the text beside each
 
 
 def relabelled(panel: Panel, labels: Mapping[str, str]) -> Panel:
-    """Return a panel with other names of some methods."""
+    """Return a panel with some methods renamed."""
     names = {method: labels.get(method, method) for method in panel.curves}
     curves = {names[method]: curves for method, curves in panel.curves.items()}
     return replace(
@@ -47,13 +47,13 @@ def relabelled(panel: Panel, labels: Mapping[str, str]) -> Panel:
 
 
 def band(curves: Sequence[Series]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return mean and standard deviation (n - 1) at the positions of all points of some curves, after the positions.
+    """Return the positions of all points of some curves, and mean and standard deviation (n - 1) at these.
 
-    Each curve counts between its ends, except where it is NaN.
+    A curve counts between its ends, except where it is NaN.
     """
     x = np.unique(np.concatenate([places for places, _ in curves]))
     y = np.ma.masked_invalid([np.interp(x, *curve, left=np.nan, right=np.nan) for curve in curves])
-    deviation = np.ma.filled(y.std(axis=0, ddof=1), 0.0)  # 0 of a single one
+    deviation = np.ma.filled(y.std(axis=0, ddof=1), 0.0)  # 0 for a single curve
     return x, np.ma.filled(y.mean(axis=0), np.nan), deviation
 
 
@@ -65,9 +65,9 @@ def colors(names: Sequence[str]) -> dict[str, str]:
 
 
 def save(figure: Figure, path: Path, form: str) -> None:
-    """Write a figure as `png`, `pdf` or `svg`, equal ones to equal bytes, and close it."""
+    """Write a figure as `png`, `pdf` or `svg`, deterministically, and close it."""
     metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form)
-    # TrueType: many conferences refuse the default, Type 3; the salt is that of the names within a file
+    # TrueType: many conferences reject the default, Type 3; the salt makes ids in a file deterministic
     with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "lightning-fire"}):
         figure.savefig(path, dpi=140, format=form, metadata=metadata)
     plt.close(figure)
@@ -75,7 +75,7 @@ def save(figure: Figure, path: Path, form: str) -> None:
 
 def draw(panels: Sequence[Panel], path: Path, title: str, side_by_side: bool = False, form: str = "png") -> None:
     """Draw panels below each other, the first twice as high, or side by side."""
-    by_size = sorted(panels, key=lambda panel: -len(panel.curves))  # first the methods, then what is in few panels
+    by_size = sorted(panels, key=lambda panel: -len(panel.curves))  # first the methods, then entries of few panels
     taken = colors(list(dict.fromkeys(method for panel in by_size for method in panel.curves)))
     few, count = len(taken) <= 8, len(panels)
     if side_by_side:

@@ -26,23 +26,23 @@ from lightning_fire.experiments.tables import (
 from lightning_fire.recipe.recipe import VANILLA
 
 MINUS = "minus: difference with the same seed, its mean and 95 % Student-t interval"
-RUN = ["start", "method", "seed"]  # the index of all numbers
+RUN = ["start", "method", "seed"]  # index of all numbers
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: one number of each run, over all seeds."""
+    """A column of a table: one number per run, over all seeds."""
 
     title: str  # `{reference}` stands for the name of the reference
     measure: str
     show: Literal["spread", "mean", "minus", "arrow", "reached"] = "spread"
     digits: int = 3  # after the decimal point
-    idle: bool = False  # it marks methods that never acted
-    optional: bool = False  # it is left out if no run has the number
+    idle: bool = False  # whether it marks methods that never acted
+    optional: bool = False  # whether it is left out if no run has the number
 
 
 class Compared(NamedTuple):
-    """The number by which methods are compared: a measure of the report, its name, and whether more is better."""
+    """The number by which methods are compared: key in the report, name, and whether more is better."""
 
     measure: str = "final"
     name: str = "accuracy"
@@ -53,21 +53,21 @@ UNITS_RESET = Column("units reset", "units_reset", digits=1, optional=True)
 
 
 class ComparisonReport:
-    """Numbers of the runs of a comparison, and their tables and figures. Each kind of data has a subclass.
+    """Numbers, tables and figures of the runs of a comparison. Each kind of data has a subclass.
 
     Attributes:
-        curves: Of each run by start, method and seed.
+        curves: Curves of each run, by start, method and seed.
         reference: The method that the others are compared with, seed by seed.
         labels: Names of methods in tables and figures. Default: their own.
-        numbers: A row for each run, by start, method and seed; NaN or Inf: the run lacks it, or never reaches it.
+        numbers: One row per run, by start, method and seed; NaN: not available; Inf: never reached.
     """
 
     note: str  # explains the columns
     columns: Sequence[Column]
     of_events: Sequence[Column] = ()  # columns of a second table, on the events
-    acts_on: Sequence[str]  # curves that equal those of vanilla, bit for bit, if a method never acts
+    acts_on: Sequence[str]  # curves that are bit-identical to those of vanilla if a method never acts
     side_by_side = False  # the panels of the figure
-    mode = "max"  # `"min"` where less of the metric is better
+    mode = "max"  # `"min"` if less is better
     compared = Compared()
     until = "", ""  # measure of the time until the reference's final value, and its unit
 
@@ -79,7 +79,7 @@ class ComparisonReport:
         self._groups = {key: of.droplevel(RUN[:2]) for key, of in self.numbers.groupby(level=RUN[:2], sort=False)}
 
     def measures(self, name: Name) -> dict[str, float]:
-        """Reduce a run to its numbers."""
+        """Summarize a run in numbers."""
         raise NotImplementedError
 
     def panels(self) -> list[Panel]:
@@ -87,7 +87,7 @@ class ComparisonReport:
         raise NotImplementedError
 
     def remarks(self) -> list[str]:
-        """Return sentences to be printed below the table."""
+        """Return sentences to print below the table."""
         return []
 
     def named(self, method: str) -> str:
@@ -95,19 +95,19 @@ class ComparisonReport:
         return self.labels.get(method, method)
 
     def by_method(self, of_run: Callable[[Name], Any]) -> dict[str, list[Any]]:
-        """Return something of each run, by method."""
+        """Return a value of each run, by method."""
         methods = dict.fromkeys(method for _, method, _ in self.curves)
         return {method: [of_run(name) for name in self.curves if name[1] == method] for method in methods}
 
     def of(self, start: str, method: str, measure: str) -> dict[int, float]:
-        """Return one number of each run of a method, by seed."""
+        """Return one number per run of a method, by seed."""
         runs = self._groups.get((start, method))
         return {} if runs is None or measure not in runs else runs[measure].to_dict()
 
     def never_acted(self, start: str, method: str) -> bool:
-        """Return whether the curves of a method are, with each seed, those of vanilla bit for bit.
+        """Return whether the curves of a method equal those of vanilla bit for bit with each seed.
 
-        Logged events do not show this: ReDo logs an event each time it looks, regularisers and Muon may log none.
+        Logged events do not show this: ReDo logs every check, regularizers and Muon may log no event.
         """
         seeds = self._groups[start, method].index
         pairs = [(self.curves[start, method, seed], self.curves.get((start, VANILLA, seed), {})) for seed in seeds]
@@ -123,7 +123,7 @@ class ComparisonReport:
         return "\n\n".join(map(aligned, self.tables()))
 
     def tables(self) -> list[list[list[str]]]:
-        """Return the cells of the table, and of that of the events if there is one; the first row is the header."""
+        """Return the cells of the table, and of a table of events if there are any; the first row is the header."""
         tables: list[list[list[str]]] = []
         first = 0 if any(start for start, _ in self._groups) else 1
         measured = self.numbers.columns[self.numbers.notna().any()]
@@ -157,7 +157,7 @@ class ComparisonReport:
     def decisions(
         self, worth: float | None = None, failed: Mapping[str, Mapping[str, Sequence[int]]] | None = None
     ) -> dict[str, Decision]:
-        """Return what the comparison shows, by start.
+        """Return the decision of the comparison, by start.
 
         Args:
             worth: Smallest difference of the compared number that matters. Default: that of `decision_of`.
@@ -190,7 +190,7 @@ class ComparisonReport:
         )
 
     def summary(self) -> pd.DataFrame:
-        """Return mean, standard deviation (n - 1) and difference to the reference of each number, a row each."""
+        """Return mean, standard deviation (n - 1) and difference to the reference, one row per number."""
         rows = []
         for start, method in self._groups:
             for measure in self.numbers:
@@ -203,7 +203,7 @@ class ComparisonReport:
         return pd.DataFrame(rows, columns=names)
 
     def publish(self, output: Path, title: str, decision: str = "", form: str = "text") -> None:
-        """Print the table, a decision if one is given, and where the rest is, and write everything."""
+        """Print the table, given decisions and the paths of the other files, and write everything."""
 
         def csv(rows: pd.DataFrame) -> Callable[[Path], object]:
             rows = rows if rows["start"].any() else rows.drop(columns="start")

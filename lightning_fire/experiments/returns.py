@@ -15,9 +15,9 @@ NEEDS = dict.fromkeys((EVALUATION, _STEPS), "DQN or SAC")
 
 
 def returns_of(curves: Curves) -> Series:
-    """Return the mean return of the episodes of each evaluation, over environment steps.
+    """Return the mean return over the episodes of each evaluation, by environment step.
 
-    The steps of the logger are environment steps, unless other data logs over batches.
+    Logged steps are environment steps, except for other data, which logs batches.
     """
     steps, values = curves[EVALUATION]
     return np.interp(steps, *curves[_STEPS]), values
@@ -44,7 +44,7 @@ class ReturnReport(ComparisonReport):
             if events := [steps.min() for key, (steps, _) in run.items() if re.fullmatch(r"[\w-]+/event", key)]:
                 first.append(np.interp(min(events), *run[_STEPS]))
         end = max(returns_of(run)[0][-1] for run in curves.values())
-        self.event = float(np.median(first)) if first else end / 2  # of runs without one: where the others act
+        self.event = float(np.median(first)) if first else end / 2  # for runs without events: where the others act
         self.note = (
             "returns: of evaluations, mean ± standard deviation (n - 1) over the seeds; the event is after"
             f" {self.event:.0f} environment steps; final: the last tenth of training; DfI: normalized deviation from"
@@ -53,7 +53,7 @@ class ReturnReport(ComparisonReport):
         super().__init__(curves, reference)
 
     def measures(self, name: Name) -> dict[str, float]:
-        """Reduce a run to its numbers; NaN: the run does not have it.
+        """Summarize a run in numbers; NaN: not available.
 
         `before`: return of the last evaluation before the event; `final`: mean of those in the last tenth of training;
         `since`: mean of all after the event; normalized DfI before and after and SFE / ‖W‖², means over the events;

@@ -1,4 +1,4 @@
-"""Training of all runs of a comparison, each once; a run that others continue from comes before them."""
+"""Training of all runs of a comparison, each once; a run that others continue from is trained before them."""
 
 import signal
 import sys
@@ -22,16 +22,16 @@ _WHOLE = "(it shared its first chunk; --no-shared-start trains it whole)"
 
 
 class TimeIsUpError(Exception):
-    """The time that a comparison was given is over."""
+    """The time limit of a comparison is over."""
 
 
 def train(runs: Sequence[Run], engine: Engine, minutes: float | None = None) -> dict[Run, str]:
-    """Train what has not finished before, under one progress bar, and return the reasons of failed runs."""
+    """Train unfinished runs, under one progress bar; return the reasons of failed runs."""
     outdated = [run.name for run in runs if (run.folder / MARKER).is_file() and not run.is_finished()]
     if outdated:
         print(f"trained before with other settings, training again: {', '.join(outdated)}")
     until = None if minutes is None else time.monotonic() + 60 * minutes
-    often = 0.1 if sys.stderr.isatty() else 30  # seconds: a file or the log of a cluster keeps every line
+    often = 0.1 if sys.stderr.isatty() else 30  # seconds: a file or a cluster's log keeps every line
     with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True, mininterval=often) as bar:
         every = _unfinished(runs)
 
@@ -54,9 +54,9 @@ def train(runs: Sequence[Run], engine: Engine, minutes: float | None = None) -> 
 
 
 def amount(todo: Sequence[Run], now: Mapping[Run, RunProgress], active: Iterable[Run]) -> tuple[int | None, int]:
-    """Return the total number of epochs, None as long as it is unknown, and the number done.
+    """Return the total number of epochs (None while unknown), and the number done.
 
-    A run of unknown length counts as the mean of the others of its kind; the length of a start is known when it ends.
+    A run of unknown length counts as the mean of the others of its kind; the length of a start is known at its end.
     """
     done = sum(progress.epoch - progress.began for progress in now.values())
     ended, total = set(now) - set(active), 0.0
@@ -76,11 +76,10 @@ def execute(
     show: Callable[[Mapping[Run, RunProgress], Sequence[Run]], None] = lambda now, active: None,
     until: float | None = None,
 ) -> dict[Run, str | None]:
-    """Train all runs that have not finished before, and return the reason of failure of each.
+    """Train all unfinished runs; return the failure reasons by run.
 
-    The start that they continue from is trained before them. Its checkpoint is removed when they all have finished,
-    unless it is to be kept. A run that fails, or whose process is killed, is reported and does not stop the others;
-    but if the first ones fail in the same way, with several methods, the rest is `NOT_BEGUN`.
+    A shared start is trained first. Its checkpoint is removed when all its runs have finished, unless it is kept. A run
+    that fails, or whose process is killed, is reported and does not stop the others.
     """
     outcome: dict[Run, str | None] = dict.fromkeys(runs)
     waiting = _unfinished(runs)
@@ -96,7 +95,7 @@ def execute(
                     waiting.remove(run)
                     try:
                         ready.append(_prepared(run, outcome))
-                    except (OSError, ValueError) as error:  # that of a full disk does not name the file
+                    except (OSError, ValueError) as error:  # the error of a full disk does not name the file
                         silent = isinstance(error, OSError) and error.errno is not None and error.filename is None
                         outcome[run] = f"{run.folder}: {error}" if silent else str(error)
                 active |= zip(ready, engine.begin(ready) if ready else [], strict=True)
@@ -123,7 +122,7 @@ def execute(
 
 
 def _unfinished(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs to be trained, the starts that they continue from before them."""
+    """Return the runs to train, each after the start that it continues from."""
     todo = [run for run in runs if not run.is_finished()]
     starts = dict.fromkeys(run.start for run in todo if run.start is not None)
     return [*(start for start in starts if not start.is_finished()), *todo]
@@ -137,7 +136,7 @@ def _hopeless(runs: Sequence[Run], ended: Sequence[Run], outcome: Mapping[Run, s
 
 
 def _prepared(run: Run, outcome: Mapping[Run, str | None]) -> Run:
-    """Make the folder of a run, and return the run; without its start if that has failed, if it is a single one."""
+    """Make the folder of a run; return the run, without its start if that start has failed."""
     if failed := run.start is not None and outcome.get(run.start):
         if run.branch:
             raise ValueError(f"{run.start.name}: {failed}")
@@ -147,16 +146,16 @@ def _prepared(run: Run, outcome: Mapping[Run, str | None]) -> Run:
             f"{run.folder} holds files that are not of an earlier comparison; choose another --output"
         )
     run.folder.mkdir(parents=True, exist_ok=True)
-    (run.folder / SETTINGS).touch()  # marks the folder as that of a run
+    (run.folder / SETTINGS).touch()  # marks the folder as one of a run
     run.log.touch()
     return run
 
 
 def _remove_starts(runs: Sequence[Run], outcome: Mapping[Run, str | None]) -> None:
-    """Remove what shared starts leave, also of runs that had finished before, but not what some run may yet need."""
+    """Remove files of shared starts, also of runs that had finished before, except those that a run may still need."""
     for start in {run.start.folder: run.start for run in runs if run.start is not None and not run.branch}.values():
         if start.kept and start.folder.is_dir():
-            (start.folder / _KEPT).touch()  # later comparisons leave it, too
+            (start.folder / _KEPT).touch()  # later comparisons also keep it
         sharing = [run for run in outcome if run.start is not None and run.start.folder == start.folder]
         if not any(outcome[run] for run in sharing) and not (start.folder / _KEPT).exists():
             (start.folder / MARKER).unlink(missing_ok=True)  # first, so that no run continues from an incomplete start
@@ -167,7 +166,7 @@ def _remove_starts(runs: Sequence[Run], outcome: Mapping[Run, str | None]) -> No
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """Turn signals that would end this process at once into an exception, so that its children are stopped as well."""
+    """Context manager: turn signals that would end this process into an exception, so that children are stopped too."""
 
     def leave(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)

@@ -19,7 +19,7 @@ MARKER = "finished.json"
 PROGRESS = "progress.json"
 START = "start.ckpt"
 PARENT = "LIGHTNING_FIRE_PARENT"
-"""Environment variable with the number of the process that a training is started by, and ends with."""
+"""Environment variable: id of the process that starts a training; the training ends with it."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Run:
         method: Its name; `"vanilla"` is the recipe without one.
         seed: Seed of the initial weights, the order of batches and the split of the data.
         folder: Where its logs go.
-        configs: Configuration of the recipe, and of the method; later ones override.
-        extra: Configuration that comes on top of these, as by `--set`.
-        start: The training that it continues from; None if it begins by itself.
+        configs: Configuration files of the recipe and of the method; later ones override.
+        extra: Further configuration that overrides these, as by `--set`.
+        start: The training that it continues from; None if it starts on its own.
         file: Name of the checkpoint of `start` that it continues from.
-        branch: Name of that checkpoint in a recipe with `starts`, whose second phase this is; or else empty.
-        saves: Names of the checkpoints that others continue from, and after how many epochs each is saved: a number;
-            `best`, that with the lowest `val/loss`; None, those of the first chunk. `START` ends the training.
-        kept: Whether these stay when the others have finished, for methods that are added later.
-        needs: Key that its validation, or its function, has to log; empty: unknown.
+        branch: Name of that checkpoint in a recipe with `starts`, if this is its second phase; otherwise empty.
+        saves: Names of the checkpoints that others continue from, with the time of saving: a number of epochs; `best`:
+            at the lowest `val/loss`; None: after the first chunk. `START` ends the training.
+        kept: Whether these are kept when the others have finished, for methods added later.
+        needs: Key that its validation, or its function, must log; empty: unknown.
     """
 
     method: str
@@ -60,12 +60,12 @@ class Run:
 
     @property
     def log(self) -> Path:
-        """File with all that the training prints."""
+        """File with the output of the training."""
         return self.folder / "log.txt"
 
     @property
     def products(self) -> list[Path]:
-        """Files that it leaves: without them it has not finished."""
+        """Files that it writes: without them it has not finished."""
         return [self.folder / name for name in self.saves]
 
     @property
@@ -74,11 +74,11 @@ class Run:
         return None if self.start is None else self.start.folder / self.file
 
     def recipe(self) -> dict[str, Any]:
-        """Return the configuration that people have written."""
+        """Return the user's configuration."""
         return reduce(merged, (*self.configs, self.extra), {})
 
     def settings(self) -> dict[str, Any]:
-        """Return the configuration of this run that comes on top of those of recipe and method."""
+        """Return the configuration of this run that overrides those of recipe and method."""
         recipe = self.recipe()
         if "train" in recipe:
             log = {
@@ -98,7 +98,7 @@ class Run:
         own["trainer"] = {
             "default_root_dir": str(self.folder),
             "enable_progress_bar": False,
-            "enable_checkpointing": True,  # no other than `ReportProgress`
+            "enable_checkpointing": True,  # only `ReportProgress`
             "enable_model_summary": False,
             "callbacks+": [{"class_path": "lightning_fire.experiments.training.ReportProgress", "init_args": report}],
         }
@@ -110,7 +110,7 @@ class Run:
         logger = {"save_dir": str(self.folder.parent.parent), "name": self.method, "version": self.folder.name}
         ours = {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger}
         settings["trainer"]["logger"], loggers = [ours], trainer.get("logger")
-        for one in loggers if isinstance(loggers, list) else [loggers]:  # the recipe's own stay beside ours
+        for one in loggers if isinstance(loggers, list) else [loggers]:  # the recipe's own are kept
             spec = {"class_path": one} if isinstance(one, str) else one
             if isinstance(spec, dict):
                 names = {"WandbLogger": "name", "MLFlowLogger": "run_name"}
@@ -121,7 +121,7 @@ class Run:
     def fingerprint(self) -> str:
         """Return a hash that distinguishes different trainings, independent of their folders.
 
-        A shared first part and saved checkpoints do not change it; where the training ends does.
+        It does not depend on a shared first part or on saved checkpoints, but on the end of the training.
         """
         folder = Path("output", self.branch, self.method, f"seed{self.seed}")
         saves = {START: self.saves[START]} if START in self.saves else {}
@@ -131,22 +131,22 @@ class Run:
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
     def is_finished(self) -> bool:
-        """Return whether it has finished before, with the recipe as it is now."""
+        """Return whether it has finished with the current recipe."""
         needed = [*self.products, *([self.checkpoint] if self.branch and self.checkpoint else [])]
         return all(file.is_file() for file in needed) and self.is_marked_in(self.folder / MARKER)
 
     def is_marked_in(self, path: Path) -> bool:
-        """Return whether a file was written by this training, with the recipe as it is now."""
+        """Return whether a file was written by this training with the current recipe."""
         try:
             return bool(json.loads(path.read_text())["settings"] == self.fingerprint())
-        except (OSError, ValueError):  # a full disk leaves half a file
+        except (OSError, ValueError):  # a full disk leaves a partial file
             return False
 
 
 def plan(
     recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], output: Path, extra: Mapping[str, Any] | None = None
 ) -> list[Run]:
-    """List the runs of a comparison, seed by seed; a method that is named twice, once."""
+    """List the runs of a comparison, seed by seed, without duplicate methods."""
     layers = {method: recipe.layers(method) for method in methods}
     return [
         Run(method, seed, output / method / f"seed{seed}", configs, extra or {})
@@ -177,7 +177,7 @@ def phases_and_epochs(config: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
 
 
 def epochs_and_steps_of(checkpoint: Path) -> tuple[int, int]:
-    """Return after how many epochs and optimizer steps a checkpoint was written."""
+    """Return the numbers of epochs and optimizer steps of a checkpoint."""
     import torch
 
     content = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
@@ -186,9 +186,9 @@ def epochs_and_steps_of(checkpoint: Path) -> tuple[int, int]:
 
 @contextmanager
 def at_work_in(folder: Path, alone: bool = True, wait: bool = False) -> Iterator[None]:
-    """Context manager: hold a lock on a folder, where the system has locks.
+    """Context manager: hold a lock on a folder, if the system has locks.
 
-    It excludes all others if `alone`, or else those that are. Without `wait` a locked folder is a SystemExit.
+    The lock is exclusive if `alone`, otherwise shared. Without `wait`, a locked folder raises a SystemExit.
     """
     try:
         import fcntl
@@ -211,7 +211,7 @@ def at_work_in(folder: Path, alone: bool = True, wait: bool = False) -> Iterator
 
 
 def merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge one nested configuration over another, key by key; keys that it lacks stay."""
+    """Merge a nested configuration into another, key by key; other keys are kept."""
     result = dict(base)
     for key, value in other.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):

@@ -1,4 +1,4 @@
-"""Source of a function with all that it uses, so that a change of any of it is seen."""
+"""Source of a function and of everything that it uses, to detect changes."""
 
 import inspect
 import re
@@ -17,12 +17,12 @@ _INSIDE = "func", "args", "keywords", "fget", "__func__", "__self__", "__wrapped
 
 
 def source_of(thing: Any) -> str:
-    """Return the source of a function, and of the functions and classes that it uses, with the values that these name.
+    """Return the source of a function and of the functions and classes that it uses, with the values of their globals.
 
-    What is installed, such as torch, is known by its name alone; data, which is all that has a `shape`, by its shape.
+    Installed packages, such as torch, are represented by name only; data (any object with a `shape`) by its shape.
 
     Args:
-        thing: Anything that can be called, such as a function, a partial or a method, or a value.
+        thing: Any callable, such as a function, a partial or a method, or a value.
 
     Example:
         >>> width = 8
@@ -35,14 +35,14 @@ def source_of(thing: Any) -> str:
     while waiting:
         name, value = waiting.pop(0)
         if (name, id(value)) not in seen:
-            seen[name, id(value)] = value  # kept alive, so that nothing else has its id
+            seen[name, id(value)] = value  # kept alive, so that no other object gets its id
             told.append(_source(value) if _is_own(value) else f"{name} = {_shown(value)}")
             waiting += _used_by(value)
     return "\n".join(told)
 
 
 def _used_by(value: Any) -> Iterator[tuple[str, Any]]:
-    """Go through what a function, class or object uses, by name."""
+    """Iterate over the objects that a function, class or object uses, by name."""
     if isinstance(value, _WRAPPERS):
         yield from ((name, getattr(value, name)) for name in _INSIDE if hasattr(value, name))
     elif isinstance(value, type):
@@ -68,17 +68,17 @@ def _used_by(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_own(thing: Any) -> bool:
-    """Return whether it is a function, class or module that is neither built in nor of an installed package."""
+    """Return whether it is a function, class or module of the user, neither built in nor of an installed package."""
     try:
         file = Path(inspect.getfile(thing)) if isinstance(thing, FunctionType | type | ModuleType) else _INSTALLED[0]
-    except (TypeError, OSError) as error:  # OSError: a class that is typed at a prompt
+    except (TypeError, OSError) as error:  # OSError: a class typed at a prompt
         return isinstance(error, OSError)
     installed = {"site-packages", "dist-packages"} & set(file.parts)
     return not installed and not any(file.is_relative_to(folder) for folder in _INSTALLED)
 
 
 def _source(thing: Any) -> str:
-    """Return the source of a function or class; of one that is typed at a prompt its code, or else its name."""
+    """Return the source of a function or class; if typed at a prompt, its code, otherwise its name."""
     code = getattr(thing, "__code__", None)
     try:
         return inspect.getsource(code or thing)
@@ -92,7 +92,7 @@ def _names(code: CodeType) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """Return the `repr` of a value, without addresses in memory; of data the kind and the shape."""
+    """Return the `repr` of a value without memory addresses; for data its type and shape."""
     if hasattr(value, "shape"):
         return f"{type(value).__qualname__} of shape {value.shape}"
     if isinstance(value, dict | list | tuple | set | frozenset):

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-ROUNDING = 1e-12  # differences up to it are none
+ROUNDING = 1e-12  # differences up to this count as 0
 
 
 def difference(
     values: Mapping[int, float], reference: Mapping[int, float], level: float = 0.05
 ) -> tuple[float, float, float]:
-    """Return the mean paired difference to a reference, and its Student-t interval; NaN of fewer than two pairs.
+    """Return the mean paired difference to a reference and its Student-t interval; NaN with fewer than two pairs.
 
-    Runs of one seed share data and initial weights: their difference varies less than they do. The interval is
-    mean ± t·s/√n, of n differences with standard deviation s (n - 1), and t the 1 - `level` / 2 quantile of n - 1
-    degrees of freedom: a 95 % interval by default.
+    Runs with one seed share data and initial weights, so that their difference varies less than each. The interval is
+    mean ± t·s/√n, for n differences with standard deviation s (n - 1), where t is the 1 - `level` / 2 quantile for n -
+    1 degrees of freedom: a 95 % interval by default.
 
     Example:
         >>> [round(number, 3) for number in difference({0: 1.1, 1: 2.2, 2: 3.3}, {0: 1.0, 1: 2.0, 2: 3.0})]
@@ -30,7 +30,7 @@ def difference(
 
 
 def spread_of(differences: np.ndarray) -> float:
-    """Return the standard deviation (n - 1) of differences; 0 if they are equal up to rounding, as of float32 logs."""
+    """Return the standard deviation (n - 1) of differences; 0 if they are equal up to the rounding of float32 logs."""
     spread = float(differences.std(ddof=1))
     return 0.0 if spread <= max(1e-5 * abs(differences.mean()), ROUNDING) else spread
 
@@ -38,8 +38,8 @@ def spread_of(differences: np.ndarray) -> float:
 def p_value(differences: np.ndarray) -> float:
     """Return the two-sided p-value of a paired t-test, of at least two differences, shape `(seeds,)`.
 
-    Equal differences, as of a coarse metric, have no spread to test by: theirs is the p-value of the sign test,
-    2^(1 - n), or 1 if they are 0.
+    Equal differences, as with a coarse metric, have no spread: the p-value is then that of the sign test, 2^(1 - n), or
+    1 if they are 0.
 
     Example:
         >>> round(p_value(np.array([0.1, 0.2, 0.3])), 4), p_value(np.array([0.1, 0.1, 0.1]))
@@ -54,10 +54,10 @@ def p_value(differences: np.ndarray) -> float:
 
 
 def holm_levels(p_values: Sequence[float], level: float = 0.05) -> list[float]:
-    """Return the level at which Holm's procedure tests each of several hypotheses; it rejects where p is at most that.
+    """Return the level at which Holm's procedure tests each hypothesis; it rejects if p is at most that level.
 
-    The smallest p-value is tested at `level` / m, the next at `level` / (m - 1), and so on; from the first that is not
-    rejected on, no other is. The probability that any true hypothesis is rejected is at most `level` (Holm, 1979).
+    The smallest p-value is tested at `level` / m, the next at `level` / (m - 1), and so on, up to the first that is not
+    rejected. The probability that any true hypothesis is rejected is at most `level` (Holm, 1979).
 
     Example:
         >>> holm_levels([0.02, 0.5, 0.01], 0.06)
@@ -72,19 +72,19 @@ def holm_levels(p_values: Sequence[float], level: float = 0.05) -> list[float]:
 
 
 def half_width(spread: float, seeds: int, level: float = 0.05) -> float:
-    """Return the half width of the interval of `difference`, of differences with this standard deviation.
+    """Return the half width of the interval of `difference` for differences with this standard deviation.
 
     Example:
         >>> round(half_width(spread=1.0, seeds=7), 3)
         0.925
     """
-    from scipy.special import stdtrit  # 0.15 s that other commands need not wait for
+    from scipy.special import stdtrit  # imported here: it takes 0.15 s
 
     return float(stdtrit(seeds - 1, 1 - level / 2) * spread / np.sqrt(seeds))
 
 
 def seeds_for(spread: float, difference: float, level: float = 0.05) -> float:
-    """Return the number of seeds whose interval has at most this half width, see `difference`; Inf above 10,000.
+    """Return the number of seeds for an interval of at most this half width, see `difference`; Inf above 10,000.
 
     `spread` is the standard deviation of paired differences.
 
@@ -101,7 +101,7 @@ def seeds_for(spread: float, difference: float, level: float = 0.05) -> float:
 
 
 def resampled(scores: np.ndarray, resamples: int, seed: int = 0) -> np.ndarray:
-    """Draw runs with replacement, of each task by itself: a stratified bootstrap, `(resamples, runs, tasks, ...)`."""
+    """Draw runs with replacement for each task: a stratified bootstrap, `(resamples, runs, tasks, ...)`."""
     runs, tasks = scores.shape[:2]
     drawn = np.random.default_rng(seed).integers(0, runs, (resamples, runs, tasks))
     return scores[drawn, np.arange(tasks)]
@@ -116,7 +116,7 @@ def percentiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     """Return the mean of the middle half of all runs of all tasks, `(..., runs, tasks)`.
 
-    A quarter of them, rounded down, is left out at each end.
+    A quarter, rounded down, is left out at each end.
 
     Example:
         >>> float(interquartile_mean(np.array([[0.0, 1.0], [3.0, 100.0]])))
@@ -128,7 +128,7 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
 
 def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return the probability that a run is better than one of another method on the same task, mean over the tasks.
+    """Return the probability that a run is better than a run of another method on the same task, mean over the tasks.
 
     Equal scores count half (the statistic of Mann and Whitney).
 

@@ -10,7 +10,7 @@ from lightning_fire.experiments.report import UNITS_RESET, Column, Compared, Com
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.tables import mean, number
 
-# what more and less of the online metric is called: title, unit, note, and the sentence on the last tasks
+# words for more and less of the online metric: title, unit, note, and the sentence on the last tasks
 _WORDS = {
     "max": ("online", "accuracy", "", ("lost online accuracy", "neither lost nor gained", "gained")),
     "min": (
@@ -23,13 +23,13 @@ _WORDS = {
 
 
 def report_of_chunks(curves: Mapping[Name, Curves], reference: str, metric: Metric) -> "ChunkReport | StreamReport":
-    """Return the report of a stream if all runs have logged the same online metric, else that of chunks."""
+    """Return the report of a stream if all runs have logged the same online metric, otherwise that of chunks."""
     online = next((known for known in ONLINE if all(known.key in of for of in curves.values())), None)
     return StreamReport(curves, reference, metric, online) if online else ChunkReport(curves, reference, metric)
 
 
 class StreamReport(ComparisonReport):
-    """Report of the online accuracy, or of the online error, of which less is better."""
+    """Report of the online accuracy, or of the online error (less is better)."""
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str, metric: Metric, online: Metric):
         self.metric, self.online = metric, online
@@ -58,11 +58,10 @@ class StreamReport(ComparisonReport):
         return self.runs[name].measures(self.runs.get((start, self.reference, seed)))
 
     def remarks(self) -> list[str]:
-        """Return which methods lost online accuracy on a stream, from the first fifth of the tasks to the last.
+        """Name the methods that lost online accuracy on a stream, from the first fifth of the tasks to the last.
 
-        And why dormant units are not known, where no run has logged them.
-        A method has lost or gained where the 95 % Student-t interval of its change over the seeds does not contain 0.
-        More online error is a loss.
+        Also explain why dormant units are unknown, if no run has logged them. A method has lost or gained if the 95 %
+        Student-t interval of its change over the seeds does not contain 0. More online error is a loss.
         """
         parts: dict[str, list[str]] = {name: [] for name in _WORDS[self.online.mode][-1]}
         lost, level, gained = parts.values()
@@ -76,7 +75,7 @@ class StreamReport(ComparisonReport):
                 lost.append(change)
             elif low > 0:
                 gained.append(change)
-            elif low <= 0 <= high:  # not of a method whose interval is NaN
+            elif low <= 0 <= high:  # not for a method whose interval is NaN
                 level.append(method)
         said = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
         unknown = self.numbers["dormant_last"].isna().all()

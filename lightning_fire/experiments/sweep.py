@@ -1,4 +1,4 @@
-"""`lightning-fire sweep`: tries the hyper-parameters of a method, chosen by Optuna."""
+"""`lightning-fire sweep`: tunes the hyper-parameters of a method, by a grid or by Optuna."""
 
 import argparse
 import importlib.util
@@ -26,7 +26,7 @@ Setting = dict[str, Any]
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's arguments."""
+    """Return the argument parser of the command."""
     parser = argparse.ArgumentParser(
         prog="lightning-fire sweep",
         allow_abbrev=False,
@@ -54,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str] | None = None) -> Setting:
-    """Run the command, and return the best setting."""
+    """Run the command; return the best setting."""
     options = parser().parse_args(args)
     try:
         recipe, output, seeds, extra = common(options, f"_{options.method}")
@@ -83,18 +83,18 @@ def main(args: Sequence[str] | None = None) -> Setting:
 
 @dataclass
 class Sweep:
-    """Settings of a method that were tried, and their runs.
+    """Tried settings of a method, and their runs.
 
     Attributes:
         recipe: The recipe with the method.
-        options: Those of the command: `method`, `trials`, `measure`, `prune`, and those of `train_and_read`.
-        example: A run of the method, that all others are made from.
+        options: Options of the command: `method`, `trials`, `measure`, `prune`, and those of `train_and_read`.
+        example: A run of the method, from which all others are derived.
         space: The values of each hyper-parameter.
         output: Folder of the runs.
-        engine: Where they are trained.
-        seeds: Of each setting.
-        settings: What was tried, by name.
-        scores: Mean measure of each setting that all seeds were trained with, by name; more is better.
+        engine: Engine that trains them.
+        seeds: Seeds of each setting.
+        settings: Tried settings, by name.
+        scores: Mean score of each setting trained with all seeds, by name; more is better.
     """
 
     recipe: Recipe
@@ -108,9 +108,9 @@ class Sweep:
     scores: dict[str, float] = field(default_factory=dict)
 
     def study(self) -> None:
-        """Try the whole grid, or settings that Optuna chooses, as many at a time as the engine takes.
+        """Try the whole grid, or settings chosen by Optuna, as many at a time as the engine allows.
 
-        Its choice depends on the scores alone: a sweep that is started again makes the same, and finds them trained.
+        The choice depends only on the scores: a restarted sweep makes the same choices and finds them trained.
         """
         if _is_grid(self.space):
             every = [dict(zip(self.space, values, strict=True)) for values in itertools.product(*self.space.values())]
@@ -146,7 +146,7 @@ class Sweep:
         return [(scores.get(label), label not in best_first) for label in labels]
 
     def _train(self, labels: Sequence[str], seeds: Sequence[int]) -> dict[str, float]:
-        """Train settings with some seeds, all at a time, and return the score of each of which no run failed."""
+        """Train settings with some seeds, all at once; return the score of each setting without a failed run."""
         report, _ = train_and_read(self._runs(labels, seeds), self.engine, labels[0], self.options)
         if report is None:
             return {}
@@ -166,7 +166,7 @@ class Sweep:
         return with_shared_starts(runs)
 
     def _label(self, setting: Setting) -> str:
-        """Name a setting; also the name of a folder."""
+        """Name of a setting, and of its folder."""
         words = ",".join(f"{name}={value!r}" for name, value in setting.items())
         label = re.sub(r"[^\w.,=+-]", "_", f"{self.options.method},{words}")
         if self.settings.setdefault(label, setting) != setting:
@@ -174,7 +174,7 @@ class Sweep:
         return label
 
     def publish(self) -> Setting:
-        """Print the table, the best first, write everything and `best.yaml`, and return the best setting."""
+        """Print the table, best first, write all files and `best.yaml`, and return the best setting."""
         best_first = sorted(self.scores, key=lambda label: -self.scores[label])
         if not best_first:
             raise SystemExit("no setting could be trained")
@@ -204,7 +204,7 @@ def read_space(path: Path, method: str) -> dict[str, Any]:
 
 
 def checked_space(place: object, method: str, given: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a search space with numbers also where YAML has read a string; a ValueError names the place."""
+    """Return a search space with strings such as `1e-5` converted to numbers; a ValueError names the entry."""
     space: dict[str, Any] = {}
     for name, values in given.items():
         if not isinstance(name, str):
@@ -251,7 +251,7 @@ def _suggest(trial: Any, name: str, values: Any) -> Any:
 
 
 def as_config(setting: Setting) -> dict[str, Any]:
-    """Return what a setting adds to a recipe."""
+    """Return the configuration that a setting adds to a recipe."""
     config: dict[str, Any] = {}
     for name, value in setting.items():
         for key in reversed((name if "." in name else f"{_ARGUMENTS}.{name}").split(".")):

@@ -1,4 +1,4 @@
-"""Tables of results: cells, aligned text and LaTeX, and the files beside them."""
+"""Tables of results: cells, aligned text, Markdown, LaTeX and CSV, and their files."""
 
 import csv
 import io
@@ -30,7 +30,7 @@ _SIGNS = {sign: f"\\{sign}" for sign in "&%$#_{}"} | {
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean of the values that are not NaN; NaN without any."""
+    """Return the mean of the values that are not NaN; NaN if there are none."""
     there = [value for value in values if not np.isnan(value)]
     return float(np.mean(there)) if there else float("nan")
 
@@ -41,14 +41,14 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def with_spread(values: Sequence[float], digits: int = 3) -> str:
-    """Format mean and standard deviation (n - 1), which one value does not have."""
+    """Format mean and standard deviation (n - 1); a single value has none."""
     known = len(values) > 1 and not np.isnan(values).any()
     spread = f" ± {number(float(np.std(values, ddof=1)), digits)}" if known else ""
     return number(mean(values), digits) + spread
 
 
 def when_reached(values: Sequence[float], digits: int = 0) -> str:
-    """Format the mean of finite values (Inf: not reached), and how many these are where not all are."""
+    """Format the mean of finite values (Inf: not reached), and their number if not all are."""
     known = [value for value in values if not np.isnan(value)]
     there = [value for value in known if np.isfinite(value)]
     if not there:
@@ -65,7 +65,7 @@ def difference_cell(values: Mapping[int, float], reference: Mapping[int, float],
 
 
 def aligned(rows: Table) -> str:
-    """Align the cells of a table, with a line under its head."""
+    """Align the cells of a table, with a line under its header."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
@@ -129,7 +129,7 @@ FORMATS: Mapping[str, Callable[[Table], str]] = {
 
 
 def figures(name: str, figure: Callable[..., None]) -> dict[str, Callable[[Path], None]]:
-    """Return what writes a figure as PNG, and as SVG and PDF for a paper, by the names of the files."""
+    """Return functions that write a figure as PNG, SVG and PDF, by file name."""
     return {f"{name}.{form}": partial(figure, form=form) for form in ("png", "svg", "pdf")}
 
 
@@ -141,7 +141,7 @@ def deliver(
     name: str = "table",
     form: str = "text",
 ) -> None:
-    """Print tables in one of the `FORMATS`, write them as text and LaTeX, and other files; print a note and paths."""
+    """Print tables in one of the `FORMATS`; write them as text and LaTeX, and other files; print a note and paths."""
     printed, text, latex = ("\n\n".join(map(FORMATS[to], tables)) for to in (form, "text", "latex"))
     print(f"\n{printed}\n")
     texts = {f"{name}.txt": f"{text}\n", f"{name}.tex": f"% \\usepackage{{booktabs}}\n{latex}\n"}

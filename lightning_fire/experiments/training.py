@@ -1,4 +1,4 @@
-"""One training of a comparison, in the process that runs it: prepared, continued, marked as finished."""
+"""One training of a comparison, in its own process: prepared, continued, marked as finished."""
 
 import json
 import multiprocessing
@@ -23,13 +23,13 @@ from lightning_fire.recipe.function import FunctionLog
 from lightning_fire.recipe.recipe import BEST, as_yaml
 
 SAVE_SECONDS = "LIGHTNING_FIRE_SAVE_SECONDS"
-"""Environment variable with the time between two checkpoints of a training that can be continued."""
+"""Environment variable: time between two checkpoints of a training that can be continued."""
 
 
 def perform(run: Run, fit: Callable[[Sequence[str]], int | str | None]) -> int | str | None:
-    """Train what has not finished, from its last checkpoint if there is one; return an exit code, or what went wrong.
+    """Train an unfinished run, from its last checkpoint if there is one; return an exit code or an error message.
 
-    Two processes with one folder wait for each other: the second finds the training finished.
+    Two processes with the same folder run one after the other: the second finds the training finished.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     marker, begun, last = (run.folder / name for name in (MARKER, "begun.json", "last.ckpt"))
@@ -66,9 +66,9 @@ def perform(run: Run, fit: Callable[[Sequence[str]], int | str | None]) -> int |
 
 
 def make_room(folder: Path) -> None:
-    """Remove the files of an interrupted run, except its log and settings, which mark the folder as that of a run.
+    """Remove the files of an interrupted run, except its log and settings, which mark the folder as one of a run.
 
-    The marker of a finished run is removed first, so that this can be interrupted at any time and repeated.
+    The marker of a finished run is removed first, so that this can be interrupted and repeated.
     """
     (folder / MARKER).unlink(missing_ok=True)
     for path in folder.iterdir():
@@ -79,7 +79,7 @@ def make_room(folder: Path) -> None:
 
 
 def remove_replay(folder: Path) -> None:
-    """Remove the files of replay buffers, when no run continues from them any more."""
+    """Remove the files of replay buffers once no run continues from them."""
     for file in folder.rglob("*.replay"):
         file.unlink()
 
@@ -95,31 +95,31 @@ class RunProgress(NamedTuple):
     began: int = 0  # epochs done when this process began
 
     def write(self, path: Path) -> None:
-        """Write a file; a reader sees the old one or the new one, never half of one."""
+        """Write a file atomically: a reader sees the old or the new content."""
         unfinished = path.with_suffix(".new")
         unfinished.write_text(json.dumps(self))
         unfinished.replace(path)
 
 
 def read_progress(folder: Path) -> RunProgress | None:
-    """Return what a run has written; None before its first epoch has ended."""
+    """Read the progress of a run; None before the end of its first epoch."""
     path = folder / PROGRESS
     return RunProgress(*json.loads(path.read_text())) if path.is_file() else None
 
 
 def end_with_comparison() -> None:
-    """End this process at once if the comparison has been killed, or the process that started this one.
+    """End this process at once if the comparison, or the process that started this one, has been killed.
 
     A fork server lives as long as its forks; their `multiprocessing.parent_process()` is the comparison.
     """
     parent, comparison = os.environ.get(PARENT), multiprocessing.parent_process()
     orphan = os.name == "posix" and parent is not None and os.getppid() != int(parent)
     if orphan or (comparison is not None and not comparison.is_alive()):
-        os._exit(1)  # without leaving anything more in the folder
+        os._exit(1)  # without writing anything more to the folder
 
 
 class RunLog(FunctionLog):
-    """The log of a run that trains by a function, which ends with its comparison, and counts as one epoch."""
+    """The log of a run that trains by a function; it ends with its comparison and counts as one epoch."""
 
     def __call__(self, key: str, value: float | Tensor, step: int) -> None:
         end_with_comparison()
@@ -132,18 +132,18 @@ class RunLog(FunctionLog):
 
 
 class ReportProgress(Checkpoint):
-    """Write a `RunProgress` at the end of each epoch and of the fit, and checkpoints to continue from.
+    """Writes a `RunProgress` at the end of each epoch and of the fit, and checkpoints to continue from.
 
-    A fit that is stopped from outside is not marked as ended, though its process may exit with code 0. A training whose
-    comparison has died ends at its next batch, as no process would stop it or wait for it. As a `Checkpoint` it comes
-    last of all callbacks.
+    A fit stopped from outside is not marked as ended, even if its process exits with code 0. A training whose
+    comparison has died ends at its next batch. As a `Checkpoint`, this callback runs last.
 
     Args:
-        path: File of the progress. Checkpoints are beside it, `last.ckpt` for this training about once a minute.
-        needs: Key that validation has to log, or training if it begins with `train/`; empty: none.
-        saves: Checkpoints that other trainings continue from, by name of the file: after how many epochs each is saved;
-            `best`, with the lowest `val/loss`; None, those of the first chunk of data. That of `START` ends the
-            training: it is saved after all that the end of an epoch brings, and with the random states.
+        path: File of the progress. Checkpoints are in the same folder; `last.ckpt` of this training is written about
+            once a minute.
+        needs: Key that validation must log, or training if it starts with `train/`; empty: none.
+        saves: Checkpoints that other trainings continue from, by file name, with the time of saving: a number of
+            epochs; `best`: at the lowest `val/loss`; None: after the first chunk of data. `START` ends the training: it
+            is saved after all hooks of the epoch's end, with the random states.
     """
 
     def __init__(self, path: str | Path, needs: str = "", saves: dict[str, int | str | None] | None = None):
@@ -161,7 +161,7 @@ class ReportProgress(Checkpoint):
         self.setup(trainer, pl_module, "fit")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random states, in a checkpoint that the same training continues from, and the lowest loss."""
+        """State: the lowest loss and, in a checkpoint that the same training continues from, the random states."""
         state = {"lowest": self._lowest} if BEST in self.saves.values() else {}
         if not self._with_random_states:
             return state
@@ -173,7 +173,7 @@ class ReportProgress(Checkpoint):
         self._random_states, self._lowest = state_dict.get("random"), state_dict.get("lowest", self._lowest)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the random states, so that dropout and the like continue as in an uninterrupted training."""
+        """Restore RNG states, so that dropout etc. continue as in an uninterrupted run."""
         self.began, data = trainer.current_epoch, undeclared(trainer).datamodule
         if self._random_states:
             set_random_states(self._random_states)
@@ -183,7 +183,7 @@ class ReportProgress(Checkpoint):
                 raise MisconfigurationException(
                     f"{type(data).__name__} has no chunk_at(epoch), which returns where its first chunk ends"
                 )
-            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they are of the whole training
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # of the whole training
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validated = not trainer.sanity_checking
@@ -191,7 +191,7 @@ class ReportProgress(Checkpoint):
             self._require_metric(trainer, pl_module, "validation")
 
     def _require_metric(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Raise an error as soon as a stage has not logged what is compared, unless a callback logs it when due."""
+        """Raise an error as soon as a stage has not logged the compared metric, unless a callback logs it when due."""
         there = trainer.callback_metrics
         by_callbacks = {getattr(one, "name", None) for one in undeclared(trainer).callbacks}
         if self.needs.partition("/")[0] in by_callbacks:
@@ -216,7 +216,7 @@ class ReportProgress(Checkpoint):
             self._saved = time.monotonic()
 
     def _save_starts(self, trainer: Trainer, done: int) -> None:
-        """Save the checkpoints of `saves` that are due after so many epochs; note whether this one is the last."""
+        """Save the checkpoints of `saves` due after this number of epochs; record whether this is the last."""
         best = False
         if BEST in self.saves.values() and self._validated:
             if "val/loss" not in trainer.callback_metrics:
@@ -249,11 +249,11 @@ class ReportProgress(Checkpoint):
             RunProgress(epoch, undeclared(trainer).max_epochs, chunk, chunks, ended, self.began).write(self.path)
 
     def _save(self, trainer: Trainer, name: str) -> None:
-        """Save a checkpoint of this very training, with the random states, in full or not at all."""
+        """Save a checkpoint of this training atomically, with the random states."""
         path, self._with_random_states = self.path.with_name(name), True
         trainer.save_checkpoint(new := path.with_suffix(".new"))
         self._with_random_states = False
         if trainer.is_global_zero:
-            if path.is_dir():  # of a model that is sharded over processes
+            if path.is_dir():  # for a model that is sharded over processes
                 shutil.rmtree(path)
             new.replace(path)

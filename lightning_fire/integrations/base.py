@@ -1,4 +1,4 @@
-"""What the callbacks for other libraries have in common: a method at work on a model, its state and its log."""
+"""Base class of the callbacks for other libraries: a method attached to a model, its state and its log."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from lightning_fire.when import Schedule, schedules_in, watched_by
 
 
 class Adapter(Training):
-    """A method at work in another library: the `methods.Training` that it gets. Subclasses: `forward`, `gradients`."""
+    """A method in another library, and its `methods.Training`. Subclasses implement `forward` and `gradients`."""
 
     share_work, measure, paused, ranks = False, True, (), 1
     event = 1
@@ -39,19 +39,19 @@ class Adapter(Training):
         self.averages = as_averages(averages)
         self.title, self.name = type(method).__name__, name or method.name
         self.model: Any = None
-        self.acts_now = True  # whether a method that acts at each step does so at present
-        self.is_dry_run = False  # an event is planned and dropped, for which one batch is enough
-        self.handles: list[Any] = []  # hooks that end with `close`
+        self.acts_now = True  # whether a method that acts at each step is active
+        self.is_dry_run = False  # an event is planned only as a check, for which one batch is enough
+        self.handles: list[Any] = []  # hooks to remove in `close`
         self._initial: Mapping[str, Tensor] | None = None
         self._parts: list[Attached] = []
-        self._states: Sequence[Mapping[str, Any]] = ()  # those of `_parts` while there are none
+        self._states: Sequence[Mapping[str, Any]] = ()  # states of `_parts` while there are none
 
     def set_model(self, model: nn.Module) -> None:
-        """Set a model that is new: check it, prepare its structure, keep its values for a method that needs them."""
+        """Set a new model: check it, prepare its structure, and copy its values for a method that needs them."""
         if self.model not in (None, model):
             if self.optimizers:
                 say(f"{self.name} takes another model for the same one, later. For a new one make a new callback.")
-            else:  # the one before was never trained
+            else:  # the previous model was never trained
                 self._initial = None
         self.method.check(model)
         if isinstance(self.method, EventMethod):
@@ -71,9 +71,9 @@ class Adapter(Training):
         self.optimizers, self.event, self._states = (), 1, ()
 
     def begin(self, optimizers: Sequence[Optimizer]) -> None:
-        """Begin to act on the model. An event is planned and dropped: what it lacks is said now.
+        """Start to act on the model. An event is planned as a check, so that errors are raised now.
 
-        A method that acts at every step acts on what each optimizer trains by itself: they step at different times.
+        A method that acts at every step is attached once per optimizer, as optimizers step at different times.
         """
         self.close()
         self.optimizers = list(optimizers)
@@ -96,7 +96,7 @@ class Adapter(Training):
             vars(training).update(vars(self), optimizers=group)
             try:
                 part = self.method.attach(self.model, training)
-            except ValueError as error:  # another optimizer may train what it acts on
+            except ValueError as error:  # another optimizer may train the selected weights
                 problems.append(error)
                 continue
             if selected := part.selected():
@@ -109,7 +109,7 @@ class Adapter(Training):
             part.load_state_dict(state)
 
     def _around(self, optimizer: Optimizer, part: Attached) -> Sequence[Any]:
-        """Call a method around each step that an optimizer takes; one that a gradient scaler skips is none."""
+        """Call a method around each step of an optimizer; a step skipped by a gradient scaler does not count."""
 
         def before(stepping: Optimizer, *_: Any) -> None:
             if self.acts_now:  # a fused optimizer unscales in its step
@@ -123,7 +123,7 @@ class Adapter(Training):
         return stepping.register_step_pre_hook(before), stepping.register_step_post_hook(after)
 
     def watch(self, acts_now: bool) -> None:
-        """Let a method that acts at each step act from now on, or pause."""
+        """Activate or pause a method that acts at each step."""
         self.acts_now = acts_now
         for part in self._parts:
             part.watching = acts_now
@@ -140,9 +140,9 @@ class Adapter(Training):
     def act(
         self, time: str, note: Callable[[], object], copies: Sequence[tuple[nn.Module, nn.Module]] = ()
     ) -> dict[str, float]:
-        """Carry out an event at a time in words, counted by `note`; return what to log.
+        """Run an event, record it by `note`, and return the metrics to log; `time` describes the time in words.
 
-        `copies` are networks, each with a copy that gets its values with the change.
+        `copies`: pairs of a network and a copy that gets its new values as part of the change.
         """
         number = self.event
 
@@ -152,7 +152,7 @@ class Adapter(Training):
             self.event = number + 1
             note()
 
-        change = replace(planned(self.method, self.model, self), left_out=())  # `begin` has said what it is
+        change = replace(planned(self.method, self.model, self), left_out=())  # already reported by `begin`
         copied = [tensor for _, target in copies for tensor in (*target.parameters(), *target.buffers())]
         report = change.followed_by(finish, guard=partial(same_tensors_after_error, copied)).apply()
         values = {f"{self.name}/event": float(number), **report.keyed(self.name, layers=False)}
@@ -163,7 +163,7 @@ class Adapter(Training):
         return values
 
     def metrics(self) -> dict[str, float]:
-        """Return what a method that acts at each step logs: sums over optimizers, of `threshold` the mean."""
+        """Metrics of a method that acts at each step: sums over optimizers; for `threshold` the mean."""
         found = [part.metrics() for part in self._parts if self.acts_now]
         return {
             f"{self.name}{'' if key.startswith('.') else '/'}{key}": sum(each[key] for each in found)
@@ -181,11 +181,11 @@ class Adapter(Training):
         return self._initial or {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values and tensors on the CPU."""
+        """State of plain values and CPU tensors."""
         return {"event": self.event, "method": self._states_of_parts(), "initial": self._initial}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned, before `begin`."""
+        """Restore a `state_dict`, before `begin`."""
         self.event, self._states, self._initial = state["event"], state["method"], state["initial"]
 
     def _states_of_parts(self) -> Sequence[Mapping[str, Any]]:
@@ -193,7 +193,7 @@ class Adapter(Training):
 
 
 def inner(optimizer: Any) -> Any:
-    """Return the optimizer that steps, in the wrapper of accelerate."""
+    """Return the optimizer inside the wrapper of accelerate."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
@@ -208,7 +208,7 @@ def require_known_times(
     unknown: tuple[type[Schedule], ...] = (),
     known: str = "only the steps of training are known; give `EveryNSteps(n)`, or call `fire_` where the data changes",
 ) -> None:
-    """Raise a ValueError if a schedule, or one of several, waits for a metric or is of a kind that is unknown here."""
+    """Raise a ValueError if a schedule, or one of several, waits for a metric or is of a kind not supported here."""
     for each in schedules_in(schedule):
         if watched_by(each) or isinstance(each, unknown):
             raise ValueError(f"{each} cannot be used here: {known}")
@@ -216,7 +216,7 @@ def require_known_times(
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Context manager: run a model with gradients, then restore its buffers and modes, and the global random states."""
+    """Context manager: run a model with gradients, then restore its buffers, its modes and the global random states."""
     states = random.getstate(), np.random.get_state()
     gpus = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     try:

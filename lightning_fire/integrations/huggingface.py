@@ -38,35 +38,37 @@ Losses = Callable[[nn.Module], Iterable[Tensor]]
 class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
     """Applies a method to the model that a Hugging Face `Trainer` trains: at events, or at every optimizer step.
 
-    An event is before the first batch of a step, after any checkpoint of the previous step: a run that continues with
-    `resume_from_checkpoint` neither loses nor repeats one. Data is new in a later `train()` with the same callback
-    object, and in one that resumes from the last checkpoint of a finished training; not in a restart after out of
-    memory or an interruption. Each trial of a search begins with a new network. State is kept in `optimizer.pt`.
+    An event happens before the first batch of a step, after any checkpoint of the previous step: a run that continues
+    with `resume_from_checkpoint` neither loses nor repeats one. Data is new in a later `train()` with the same callback
+    object, and in a `train()` that resumes from the last checkpoint of a finished training; not in a restart after out
+    of memory or an interruption. Each trial of a hyper-parameter search starts with a new network. State is saved in
+    `optimizer.pt`.
 
-    With an event the Trainer forgets its best metric and the checkpoint of it: it would load the weights of before, and
-    `EarlyStoppingCallback` would compare with them.
+    An event resets the Trainer's best metric and best checkpoint: otherwise it would load weights from before the
+    event, and `EarlyStoppingCallback` would compare with them.
 
-    `trainer.state.log_history` holds metrics under the keys of the Lightning callback: those of an event, and those of
-    a method that acts at every step beside each logged loss. Gradients are clipped before such a method sees them.
-
-    Batches are drawn from the data set of training in an order of their own; training gets the same ones as without.
+    `trainer.state.log_history` contains the metrics of events under the keys of the Lightning callback; metrics of a
+    method that acts at every step are logged with each loss. Gradients are clipped before such a method sees them.
+    Batches for methods are drawn from the training data set in a separate order; the batches of training do not change.
 
     Args:
         method: The method, such as `FIRE(steps=5)`.
         when: Schedule, or several of which any may be due; a step is an optimizer step. Default: that of the method.
-        start_chunk: Do nothing before this number of changes of the data, at least 0.
+        start_chunk: Number of changes of the data before which it does nothing, at least 0.
         name: Prefix of the logged keys instead of the method's own.
-        log: Function that gets metrics as a dict instead: `trainer.log` writes them to loggers such as TensorBoard.
-        losses: Losses of batches, given the model, for a method that needs data: `lambda model: (loss for …)`. Default:
-            the loss that the model returns on batches of a data set with a length.
+        log: Function that gets the metrics as a dict, instead of `log_history`; `trainer.log` writes them to loggers
+            such as TensorBoard.
+        losses: For a method that needs data: function from the model to losses of batches, `lambda model: (loss for
+            …)`. Default: the loss returned by the model, on batches of a data set with a length.
         averages: One or several averages of the weights, which restart from new weights, such as `EMAModel` of
-            diffusers; see `methods.Loop`. Those that the model holds are found by themselves.
+            diffusers; see `methods.Loop`. Those inside the model are found automatically.
 
     Raises:
-        TypeError: If `method` is not a method, `when` not a schedule, or `averages` are something else.
+        TypeError: If `method` is not a method, `when` not a schedule, or `averages` are not averages.
         ValueError: If an argument is out of range, or the schedule waits for a metric or is given for a method that
             acts at every step; when the Trainer is made, if nothing is selected; when training starts, if the schedule
-            can never be due, the method lacks something, or weights are flattened or partitioned (FSDP1, DeepSpeed).
+            can never be due, the method needs something that is missing, or weights are flattened or partitioned
+            (FSDP1, DeepSpeed).
 
     Example:
         >>> from lightning_fire import AtFraction
@@ -91,17 +93,17 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
         self._when, self._start_chunk, self._log = schedule_of(method, when), start_chunk, log
         require_known_times(self._when)
         self._training = _TrainerData(method, name, averages, losses)
-        self._chunk, self._new_data, self._ended = 0, True, False  # new until a step begins on it
+        self._chunk, self._new_data, self._ended = 0, True, False  # True until a step starts on it
         self._last_event = -1, -1  # chunk and step
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Take the model, before its optimizer is made and a checkpoint is loaded."""
+        """Set the model, before its optimizer is created and a checkpoint is loaded."""
         self._training.set_model(kwargs["model"])
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Restore the state, begin to act, and raise an error if the method cannot."""
+        """Restore the state and start to act; raise an error if the method cannot."""
         training, loader = self._training, kwargs["train_dataloader"]
         if state.is_hyper_param_search and training.model is not kwargs["model"]:  # a trial trains a new network
             training.forget()
@@ -134,7 +136,7 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
             raise ValueError(f"{title} needs whole weights, which FSDP2 shards")
 
     def _continue(self, args: TrainingArguments, state: TrainerState, optimizer: Any) -> None:
-        """Restore the state from a checkpoint, and find out whether this data is new."""
+        """Restore the state from a checkpoint; determine whether the data is new."""
         name, step = self._training.name, state.global_step
         kept = optimizer.param_groups[0].pop(self._key, None)
         awaited = [each for each in schedules_in(self._when) if isinstance(each, AtNewData)]
@@ -148,7 +150,7 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
                     " resume_from_checkpoint."
                 )
         elif step:
-            self._new_data = not self._sharded  # the state of a sharded optimizer drops that of other things
+            self._new_data = not self._sharded  # the state dict of a sharded optimizer drops foreign entries
             say(
                 f"{name}: the checkpoint of step {step} has no state of it, as it was written without it, or by"
                 f" save_only_model or FSDP2: its events are counted from 1{', and its data is new' * self._new_data}."
@@ -168,7 +170,7 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
             )
 
     def _keep(self, state: TrainerState, optimizer: Any) -> None:
-        """Let the state of the optimizer, which a checkpoint holds, include that of the method."""
+        """Add the state of the method to that of the optimizer, which checkpoints contain."""
 
         def add(_: Optimizer, saved: dict[str, Any]) -> None:
             saved["param_groups"][0][self._key] = {
@@ -228,7 +230,7 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        """Log what a method measures that acts at every step, beside a loss."""
+        """Log the metrics of a method that acts at every step, with a loss."""
         if "loss" in (logs or {}) and (values := self._training.metrics()):
             self._write(values, state)
 
@@ -244,7 +246,7 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
 
 
 class _TrainerData(Adapter):
-    """The training of a Hugging Face `Trainer`, as a method uses it."""
+    """The `methods.Training` of a Hugging Face `Trainer`."""
 
     def __init__(self, method: Method, name: str | None, averages: Any, losses: Losses | None):
         super().__init__(method, name, averages)
@@ -254,7 +256,7 @@ class _TrainerData(Adapter):
         return {**super().__getstate__(), "_loader": None}
 
     def set_data(self, args: TrainingArguments, state: TrainerState, loader: Any) -> None:
-        """Set the data of a training that starts, and its ranks."""
+        """Set the data and the ranks of a training."""
         self._rank, self._batch_size, self._loader = args.process_index, state.train_batch_size, loader
         self.ranks, self.share_work = args.world_size, args.world_size > 1
 
@@ -284,11 +286,11 @@ class _TrainerData(Adapter):
         return loss
 
     def _with(self, loss: str) -> str:
-        """Return the callback that is given losses, as it is written."""
+        """Return example code of the callback with losses."""
         return f"PlasticityCallback({self.title}(…), losses=lambda model: ({loss} for batch in …))"
 
     def _run(self, batches: int) -> Iterator[Tensor | None]:
-        """Yield the loss on batches of training data, in an order that depends on the event alone."""
+        """Yield the loss on batches of training data, in an order that depends only on the event."""
         self.model.train(not getattr(self.method, "only_measures", False))
         number = 1 if self.is_dry_run else batches
         if self._losses is not None:
@@ -315,6 +317,6 @@ class _TrainerData(Adapter):
             )
         order = torch.Generator("cpu").manual_seed(1_000 * self.event + self._rank)
         collate, size = self._loader.collate_fn, self._batch_size
-        own = min(1, self._loader.num_workers)  # where workers read the data, a file opened here would be theirs too
+        own = min(1, self._loader.num_workers)  # a file opened here would be shared with workers that read the data
         loader = DataLoader(data, size, shuffle=True, generator=order, collate_fn=collate, num_workers=own)
         yield from islice(loader, number)

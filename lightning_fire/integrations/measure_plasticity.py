@@ -27,24 +27,24 @@ from lightning_fire.where import HiddenUnits, UnitLayer
 
 __all__ = ["MeasurePlasticity"]
 
-_BATCHES = 4  # whose gradients the readiness is of
+_BATCHES = 4  # for the gradients of the readiness
 
 
 @dataclass(frozen=True)
 class MeasurePlasticity(StepMethod):
-    """Measures what the `PlasticityMonitor` of Lightning logs, and changes nothing.
+    """Measures the metrics of Lightning's `PlasticityMonitor` and changes nothing.
 
-    Of the weights: `plasticity/dfi_normalized` and `plasticity.raw/dfi`, means over the weights, and
-    `plasticity/weight_norm`. Of the network on one batch of its training data: `plasticity/dormant_fraction` of its
-    hidden units; `plasticity/srank`, `plasticity/stable_rank` and `plasticity/entropy_rank` of the features that its
-    last layer gets. Of the loss: `plasticity/readiness`, from its gradients on 4 batches, and
-    `plasticity/critical_sharpness`, on one batch: together a gradient of it and at most 10 forward passes. On several
-    ranks both are of the means, and every rank must call `metrics`. What cannot be measured is left out, and the reason
-    is logged once: without a way to run the model, the weights alone; Stable-Baselines3 cannot compute its loss at
-    other weights, and has readiness alone.
+    Weights: `plasticity/dfi_normalized` and `plasticity.raw/dfi`, means over the weights, and `plasticity/weight_norm`.
+    Network, on one batch of its training data: `plasticity/dormant_fraction` of its hidden units; `plasticity/srank`,
+    `plasticity/stable_rank` and `plasticity/entropy_rank` of the inputs of its last layer. Loss:
+    `plasticity/readiness`, from its gradients on 4 batches, and `plasticity/critical_sharpness` on one batch, which
+    takes a gradient and at most 10 forward passes. On several ranks both use means over ranks, and every rank must call
+    `metrics`. A metric that cannot be measured is left out, with the reason logged once: only weights are measured
+    without a way to run the model, and Stable-Baselines3 has no critical sharpness, as it cannot compute its loss at
+    other weights.
 
     Args:
-        dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
+        dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times the mean of its layer.
 
     Raises:
         ValueError: If `dormancy_threshold` is negative.
@@ -73,7 +73,7 @@ class _Measuring(Attached):
     def __init__(self, method: MeasurePlasticity, model: nn.Module, training: Training):
         self.model, self.training, self.threshold = model, training, method.dormancy_threshold
         self.layers: Sequence[UnitLayer] = ()
-        self.told: set[str] = set()  # what cannot be measured
+        self.told: set[str] = set()  # if it cannot be measured
         try:
             self.layers = HiddenUnits().select(model, partial(training.forward, 1))
         except ValueError as error:
@@ -81,7 +81,7 @@ class _Measuring(Attached):
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the weights and of the network on a batch; that of the scale begins with `.raw`."""
+        """Return the metrics of the weights and of the network on a batch; a scale-dependent one starts with `.raw`."""
         weights, forward = report_of_weights(self.model), partial(self.training.forward, 1)
         values = {**weights.values, **{f".raw/{name}": value for name, value in weights.raw.items()}}
         if self.layers:
@@ -122,7 +122,7 @@ class _Measuring(Attached):
         compute = self.training.loss_function()
 
         def loss() -> Tensor:
-            with undisturbed(self.model):  # the same draws each time
+            with undisturbed(self.model):  # equal random draws each time
                 value: Tensor = compute()
                 return value
 

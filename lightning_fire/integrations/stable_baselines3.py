@@ -31,29 +31,28 @@ __all__ = ["MeasurePlasticity", "PlasticityCallback"]
 class PlasticityCallback(OfOneLibrary, BaseCallback):
     """Applies a method to the policy of an algorithm of Stable-Baselines3: at events, or at every optimizer step.
 
-    A step of the schedule is a timestep of the environments. An event is between two updates, at the first rollout
-    that begins at or after the step at which the schedule is due, and for a method that needs data not before the first
+    A step of the schedule is a timestep of the environments. An event happens between two updates, at the first rollout
+    that starts at or after the step at which the schedule is due; for a method that needs data, not before the first
     update. Target networks (`q_net_target`, `critic_target`, `actor_target`) are then copied from the trained ones, and
-    `StopTrainingOnNoModelImprovement` counts from 0.
-    Gradients are those of the algorithm's own `train`, run without a step and without side effects.
-
-    The state is kept as `model.plasticity`, which `model.save` saves: a loaded model that continues with
-    `reset_num_timesteps=False` neither loses nor repeats an event. Logged are the keys of the Lightning callback.
+    `StopTrainingOnNoModelImprovement` counts from 0. Gradients are those of the algorithm's own `train`, run without a
+    step and without side effects. The state is stored as `model.plasticity` and saved by `model.save`: a loaded model
+    that continues with `reset_num_timesteps=False` neither loses nor repeats an event. Logged keys are those of the
+    Lightning callback.
 
     Args:
         method: The method, such as `FIRE(where=Weights(preset="dqn"))`.
         when: Schedule in steps, or several of which any may be due. Default: `AtFraction(0.5)` (paper: reinforcement
             learning).
         name: Prefix of the logged keys instead of the method's own.
-        log_every: Timesteps between two records of a method that acts at every step.
+        log_every: Timesteps between two logged values of a method that acts at every step.
         averages: One or several averages of the weights, which restart from new weights, such as `EMAModel` of
-            diffusers; see `methods.Loop`. Those that the policy holds are found by themselves.
+            diffusers; see `methods.Loop`. Those inside the policy are found automatically.
 
     Raises:
-        TypeError: If `method` is not a method, `when` not a schedule, or `averages` are something else.
+        TypeError: If `method` is not a method, `when` not a schedule, or `averages` are not averages.
         ValueError: If an argument is out of range, the schedule waits for epochs, new data or a metric, or is given for
-            a method that acts at every step; when `learn` begins, if nothing is selected or the algorithm is of an
-            unknown kind; before its first update, if the method lacks something.
+            a method that acts at every step; when `learn` starts, if nothing is selected or the algorithm is of an
+            unknown kind; before its first update, if the method needs something that is missing.
 
     Example:
         >>> from lightning_fire.methods import FIRE
@@ -74,7 +73,7 @@ class PlasticityCallback(OfOneLibrary, BaseCallback):
         self._training = _PolicyData(method, name, averages)
         require_known_times(self._when, (AtNewData, AtEpochs, EveryNEpochs))
         self._log_every, self._logged = log_every, 0
-        self._asked = 0  # timestep up to which the schedule was asked
+        self._asked = 0  # last timestep at which the schedule was checked
         self._begun, self._events_before = False, 1
 
     def _init_callback(self) -> None:
@@ -114,7 +113,7 @@ class PlasticityCallback(OfOneLibrary, BaseCallback):
         return self._training.name
 
     def _begin(self) -> None:
-        """Begin to act, unless that needs data and there is none yet."""
+        """Start to act, unless the method needs data and there is none yet."""
         try:
             self._training.begin(self._training.of_policy())
             self._begun = True
@@ -166,14 +165,14 @@ class PlasticityCallback(OfOneLibrary, BaseCallback):
 
 
 def _all_in(callback: Any) -> Iterator[Any]:
-    """Yield a callback and all those that it calls."""
+    """Yield a callback and all callbacks that it calls."""
     yield callback
     for each in (*getattr(callback, "callbacks", ()), *map(vars(callback).get, ("callback", "callback_on_new_best"))):
         yield from () if each is None else _all_in(each)
 
 
 class _State:
-    """A state that is read when it is saved: pickled and copied as a dict."""
+    """A state that is computed when it is pickled or copied, as a dict."""
 
     def __init__(self, read: Callable[[], dict[str, Any]]):
         self._read = read
@@ -186,15 +185,15 @@ class _State:
 
 
 class _NoData(Exception):
-    """There is no data before the first update."""
+    """Raised if there is no data, before the first update."""
 
 
 class _Enough(Exception):
-    """Each optimizer has got its gradient."""
+    """Raised when each optimizer has its gradient."""
 
 
 class _PolicyData(Adapter):
-    """The training of Stable-Baselines3, as a method uses it: gradients are those of the algorithm's own `train`."""
+    """The `methods.Training` of Stable-Baselines3: gradients are those of the algorithm's own `train`."""
 
     def set_algorithm(self, algorithm: BaseAlgorithm) -> None:
         """Set the algorithm whose policy a method acts on."""
@@ -205,7 +204,7 @@ class _PolicyData(Adapter):
             raise ValueError(f"{self.title} needs the same head of the target network too: target=…")
 
     def keep_rollout(self) -> None:
-        """Keep the rollout that has ended: its buffer is emptied before the next begins."""
+        """Keep the last rollout: its buffer is emptied before the next one."""
         if isinstance(self._algorithm, OnPolicyAlgorithm):
             self._rollout = copy.copy(self._algorithm.rollout_buffer)
 
@@ -238,8 +237,8 @@ class _PolicyData(Adapter):
             yield from (algorithm.replay_buffer.sample(algorithm.batch_size, env=env) for _ in range(batches))
 
     def gradients(self, of: Sequence[Tensor], batches: int) -> Iterator[list[Tensor]]:
-        """Yield the gradients by which the optimizers would step on each of some batches, before clipping."""
-        if hasattr(self._algorithm, "line_search_max_iter"):  # of TRPO: only its critic is stepped by an optimizer
+        """Yield the gradients that the optimizers would step with on each of some batches, before clipping."""
+        if hasattr(self._algorithm, "line_search_max_iter"):  # TRPO: only its critic is stepped by an optimizer
             kind = type(self._algorithm).__name__
             raise ValueError(f"{self.title} needs gradients by which optimizers step, and {kind} uses a line search")
         self._require_data()
@@ -262,7 +261,7 @@ class _PolicyData(Adapter):
                 found.clear()
                 stepped.clear()
                 try:
-                    if isinstance(algorithm, OffPolicyAlgorithm):  # the actor may be trained in each second step
+                    if isinstance(algorithm, OffPolicyAlgorithm):  # the actor may be trained in every second step
                         steps = getattr(algorithm, "policy_delay", 1)
                         algorithm.train(gradient_steps=steps, batch_size=algorithm.batch_size)
                     else:
@@ -283,14 +282,14 @@ class _PolicyData(Adapter):
 
 
 def _targets_of(policy: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
-    """Return each network of a policy that has a target network, and that one."""
+    """Return pairs of a network of the policy and its target network."""
     parts = dict(policy.named_children())
     return [(parts[name.removesuffix("_target")], part) for name, part in parts.items() if name.endswith("_target")]
 
 
 @contextmanager
 def _restored(algorithm: BaseAlgorithm, optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Context manager: restore what `train` changes: attributes, parameters, gradients, learning rates and the log."""
+    """Context manager: restore attributes, parameters, gradients, learning rates and the log, which `train` changes."""
     noise = [part.action_dist for part in algorithm.policy.modules() if hasattr(part, "action_dist")]
     attributes = [(thing, dict(vars(thing))) for thing in (algorithm, *optimizers, *noise)]
     log = algorithm.logger.name_to_value, algorithm.logger.name_to_count, algorithm.logger.name_to_excluded

@@ -16,13 +16,13 @@ from lightning_fire.modules.chunk_schedule import ChunkSchedule, Decay, learning
 
 
 class ChunkModule(pl.LightningModule):
-    """Base of modules whose learning rate starts again in each chunk of data, and that are evaluated where one begins.
+    """Base class of modules whose learning rate restarts in each chunk, and that are evaluated at its start.
 
-    A subclass writes `_values_at_new_data`, to log after the validation batches.
+    Subclasses implement `_values_at_new_data`, to log after the validation batches.
     """
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Evaluate where a chunk begins; Lightning calls the callbacks, which act at its first batch, before."""
+        """Evaluate at the start of a chunk. Lightning calls this after the callbacks, which act at its first batch."""
         data, epoch = undeclared(self.trainer).datamodule, self.current_epoch
         if epoch and batch_idx == 0 and offers(data, HasChunkAt) and data.chunk_at(epoch) != data.chunk_at(epoch - 1):
             self._measure_at_new_data()
@@ -56,7 +56,7 @@ class ChunkModule(pl.LightningModule):
     def _scheduled(
         self, optimizer: Optimizer, warmup: Sequence[int | float], decay: Decay = "none", minimum: float = 0.0
     ) -> Any:
-        """Return what `configure_optimizers` returns, see `learning_rate_factors`."""
+        """Result for `configure_optimizers`, see `learning_rate_factors`."""
         data = undeclared(self.trainer).datamodule
         if offers(data, HasStepsPerChunk):
             steps = data.steps_per_chunk()

@@ -1,4 +1,4 @@
-"""Learning rates that start again with each chunk of data."""
+"""Learning rates that restart with each chunk of data."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -14,8 +14,8 @@ Decay = Literal["linear", "cosine", "none", "infinite"]
 class ChunkSchedule(LambdaLR):
     """`LambdaLR` with the right learning rate at once after a resume.
 
-    PyTorch's starts with the rate in the checkpoint and follows its own function only from the second step on. That
-    differs where a training continues from a checkpoint of one with other chunks.
+    PyTorch's `LambdaLR` starts with the rate in the checkpoint and follows its function only from the second step on,
+    which is wrong if the checkpoint is from a training with other chunks.
     """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ def learning_rate_factors(
     final annealing.
 
     `warmup` gives w for each chunk: a number of steps, or a fraction of the chunk's steps in [0, 1), rounded up. The
-    last one holds for all further chunks.
+    last one applies to all further chunks.
 
     Example:
         >>> factor = learning_rate_factors([4, 8], warmup=[0.5])

@@ -41,7 +41,7 @@ class Classifier(ChunkModule, TaskMetric):
             Default: all parameters, in one group.
         warmup: Fraction of the optimizer steps of each chunk, in [0, 1), over which the learning rate rises linearly
             from 0 (paper: 0.1).
-        channels_last: Store images and convolution weights with the channels innermost: faster on GPUs, and on CPUs.
+        channels_last: Store images and convolution weights with the channels innermost: faster on GPUs and CPUs.
         compile: Run the network through `torch.compile`, which takes minutes at first. Checkpoints of compiled and of
             plain networks are interchangeable.
 
@@ -95,9 +95,9 @@ class Classifier(ChunkModule, TaskMetric):
         return loss
 
     def on_train_epoch_end(self) -> None:
-        """Log the sums over the batches: `log` in each batch costs as much as all else Lightning does."""
+        """Log the sums over the batches: `log` in each batch would double Lightning's overhead."""
         super().on_train_epoch_end()
-        if self.train_loss.update_called:  # not by a training_step of a subclass
+        if self.train_loss.update_called:  # not if a subclass overrides training_step
             self.log("train/loss", self.train_loss)
             self.log("train/accuracy", self.train_accuracy)
 
@@ -140,7 +140,7 @@ class Classifier(ChunkModule, TaskMetric):
         return None if seen is None else seen.to(self.device)
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer, and the schedule that warms its learning rate up in each chunk."""
+        """Return the optimizer and a schedule with a warm-up in each chunk."""
         groups: Any = self.parameter_groups(self) if self.parameter_groups else self.parameters()
         try:
             optimizer = self.optimizer(groups)

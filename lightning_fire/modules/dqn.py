@@ -16,7 +16,7 @@ from lightning_fire.modules.replay_module import ReplayModule
 
 
 class DQN(ReplayModule):
-    """Learns the values of actions from a replay buffer (Mnih et al., Nature 2015), with networks `net`, `target_net`.
+    """Learns action values from a replay buffer (Mnih et al., Nature 2015), with networks `net` and `target_net`.
 
     Logs `loss`, `q` (mean value of the actions taken) and `charts/epsilon`, and what `ReplayModule` logs.
 
@@ -29,18 +29,18 @@ class DQN(ReplayModule):
             squared error, for rewards that are not clipped: for values far above 1 a linear loss fits the median over
             states rather than the mean, and ignores rare endings.
         target_update_period: Updates between copies of the trained network into the target network (paper: 2000).
-        n_step: Steps of rewards in a target before the target network values the rest (Rainbow: 3; the paper: 1).
+        n_step: Number of rewards in a target before the target network's value (Rainbow: 3; the paper: 1).
         double: Let the trained network choose the next action and the target network value it (van Hasselt et al.,
             2016). The paper does not.
         epsilon: Final fraction of random actions (paper: 0.01).
         epsilon_steps: Environment steps over which that fraction falls linearly from 1 (Dopamine: 250,000).
         evaluation_epsilon: Fraction of random actions in evaluations (paper: 0.001).
-        targets_follow: Copy the trained network into the target network also whenever an event has replaced weights,
+        targets_follow: Also copy the trained network into the target network after an event has replaced weights,
             nearly as the authors do (docs/reinforcement.md).
 
     Raises:
-        ValueError: If an argument is out of its range; when training starts, if the network has another number of
-            outputs than there are actions.
+        ValueError: If an argument is out of its range; when training starts, if the numbers of outputs and actions
+            differ.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from lightning_fire.modules.network_blocks import checkpoint_activations, shard_
 
 
 class LanguageModel(ChunkModule):
-    """Trains a network to predict the next token with AdamW; the learning rate starts again in each phase of the data.
+    """Trains a network to predict the next token with AdamW; the learning rate restarts in each phase of the data.
 
     The network takes tokens, int64 `(batch, length)`, and returns logits `(batch, length, vocab_size)`, or an object
     with such `logits`: our `GPT`, or any causal language model of Hugging Face transformers. Weight decay is on
@@ -43,21 +43,22 @@ class LanguageModel(ChunkModule):
 
     Args:
         net: The network.
-        learning_rate: After the warm-up (paper, table "Detailed settings in continual pretraining of LLMs": 6e-4).
-        min_learning_rate: At the end of a phase (paper: 6e-5).
-        warmup: Over which the learning rate rises linearly from 0: a number of optimizer steps, or a fraction of those
-            of the phase in [0, 1); one for all phases, or one each, the last for all further ones (paper: 2000 steps,
+        learning_rate: Learning rate after the warm-up (paper, table "Detailed settings in continual pretraining of
+            LLMs": 6e-4).
+        min_learning_rate: Learning rate at the end of a phase (paper: 6e-5).
+        warmup: Length of the linear rise of the learning rate from 0: a number of optimizer steps, or a fraction of the
+            phase in [0, 1); one for all phases, or one per phase, the last for all further ones (paper: 2000 steps,
             then 10 %).
-        decay: How it falls after that: `linear` (paper), `cosine` (its code) or `none`; `infinite`: by a cosine in the
-            first phase, and from then on constant at `min_learning_rate`, with no other warm-up.
-        weight_decay: Of AdamW (paper: 0.1).
-        betas: Of AdamW (nanoGPT: 0.9 and 0.95).
+        decay: Decay after that: `linear` (paper), `cosine` (its code) or `none`; `infinite`: a cosine in the first
+            phase, then constant at `min_learning_rate` without further warm-ups.
+        weight_decay: Weight decay of AdamW (paper: 0.1).
+        betas: Betas of AdamW (nanoGPT: 0.9 and 0.95).
         compile: Run the network through `torch.compile`, which takes a minute at first. Checkpoints of compiled and of
             plain networks are interchangeable.
         tf32: On a GPU, multiply float32 matrices in TF32, `torch.set_float32_matmul_precision("high")`; in the whole
             process, FIRE's projection included.
-        activation_checkpointing: Compute the activations of each block again in the backward pass: less memory, and up
-            to a third more computation.
+        activation_checkpointing: Recompute the activations of each block in the backward pass: less memory, up to a
+            third more computation.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if the texts have more tokens than the
@@ -112,7 +113,7 @@ class LanguageModel(ChunkModule):
             shard_by_block(self.net, self.device_mesh, self.trainer.precision)
 
     def setup(self, stage: str) -> None:
-        """Set the precision of TF32; check that network and texts suit one another."""
+        """Set the precision of TF32; check that network and texts fit."""
         if self.tf32 and self.trainer.strategy.root_device.type == "cuda":
             torch.set_float32_matmul_precision("high")
         data, config = undeclared(self.trainer).datamodule, getattr(self.net, "config", None)
@@ -142,7 +143,7 @@ class LanguageModel(ChunkModule):
             self._began = self._now()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the loss where loggers write it, and the speed before validation takes its time."""
+        """Log the loss when loggers write, and the speed before validation."""
         written = is_logging_step(self.trainer)  # more would cost a small GPT 3 % of its speed
         if self.step_loss is not None and (written or batch_idx == 0):
             bar = self.trainer.progress_bar_callback
@@ -163,7 +164,7 @@ class LanguageModel(ChunkModule):
 
     def on_train_epoch_end(self) -> None:
         self._tokens, self._began = 0, 0.0
-        if self.train_loss.update_called:  # not by a training_step of a subclass
+        if self.train_loss.update_called:  # not if a subclass overrides training_step
             self.log("train/loss", self.train_loss)
 
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
@@ -179,7 +180,7 @@ class LanguageModel(ChunkModule):
         self._validation_began = self._now()
 
     def on_validation_end(self) -> None:
-        """Leave the time of a validation within an epoch out of its speed."""
+        """Exclude validation time from tokens per second."""
         if self._began:
             self._began += self._now() - self._validation_began
 
@@ -230,7 +231,7 @@ class LanguageModel(ChunkModule):
     def clip_gradients(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
-        """Clip as Lightning does, in `bf16-mixed` also for a fused optimizer: nothing scales its gradients there."""
+        """Clip as Lightning does; in `bf16-mixed` also for a fused optimizer, as gradients are not scaled."""
         plugin = self.trainer.precision_plugin
         if isinstance(plugin, MixedPrecision) and plugin.scaler is None and gradient_clip_val:
             algorithm = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
@@ -239,7 +240,7 @@ class LanguageModel(ChunkModule):
             super().clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save what `diagnose` and `reinit` need: a causal language model, and settings of Hugging Face."""
+        """Save entries for `diagnose` and `reinit`: the flag of a causal language model, and Hugging Face settings."""
         config: Any = getattr(self.net, "config", None)
         settings = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else {}
         name = type(self.net).__name__.removeprefix("FSDP")  # of the class that FSDP2 derives
@@ -247,7 +248,7 @@ class LanguageModel(ChunkModule):
         checkpoint["model_config"] = {**settings, "architectures": [name]}
 
     def flops_per_token(self, length: int) -> int:
-        """Return the FLOPs of training on one token of a block of `length`: the network's, or else 6 per parameter."""
+        """Return the FLOPs of training on one token of a block of `length`: the network's value, or 6 per parameter."""
         if offers(self.net, HasFlopsPerToken):
             return self.net.flops_per_token(length)
         return 6 * sum(parameter.numel() for parameter in self.net.parameters())
@@ -259,5 +260,5 @@ class LanguageModel(ChunkModule):
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    dtype = torch.promote_types(logits.dtype, torch.float32)  # in half precision a loss would come in steps of 0.01
+    dtype = torch.promote_types(logits.dtype, torch.float32)  # in half precision a loss has steps of 0.01
     return nll_loss(log_softmax(logits.flatten(0, 1), -1, dtype=dtype), targets.flatten())  # no copy of the logits

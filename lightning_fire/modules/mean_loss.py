@@ -10,8 +10,8 @@ from torchmetrics import Metric
 class MeanLoss(Metric):
     """Mean of a loss over all samples of all batches and ranks; `samples_of_all` is their number.
 
-    torchmetrics' `MeanMetric` waits for the GPU at each update to look for NaN, and forgets the weights (1.9) where
-    that is switched off. Here a NaN shows as NaN.
+    torchmetrics' `MeanMetric` waits for the GPU at each update to check for NaN and, with that check off, ignores the
+    weights (1.9). Here a NaN results in NaN.
     """
 
     full_state_update = False

@@ -1,4 +1,4 @@
-"""The repeated blocks of a network, by which its weights are sharded and its activations recomputed."""
+"""The repeated blocks of a network, the units of sharding and of activation checkpointing."""
 
 from collections.abc import Sequence
 from types import MethodType
@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def blocks_of(net: nn.Module) -> Sequence[nn.Module]:
-    """Return the blocks of a network: of its `ModuleList`s of one class, the one with the most parameters; or none.
+    """Return the blocks of a network: its `ModuleList` of a single class with the most parameters; empty without one.
 
     Example:
         >>> from lightning_fire.nets import GPT
@@ -23,9 +23,9 @@ def blocks_of(net: nn.Module) -> Sequence[nn.Module]:
 
 
 def checkpoint_activations(net: nn.Module) -> None:
-    """Let each block keep its input alone, and compute its activations again in the backward pass.
+    """Make each block store only its input and recompute its activations in the backward pass.
 
-    Models of Hugging Face do it their own way. No parameter changes its name.
+    Hugging Face models use their own implementation. Names of parameters do not change.
     """
     for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):  # the latter before 5.0
         if hasattr(net, name):
@@ -41,8 +41,8 @@ def shard_by_block(net: nn.Module, mesh: Any, precision: str) -> None:
     """Shard the parameters of each block of a network, then all others, over the ranks (FSDP2, `fully_shard`).
 
     `mesh` is the `device_mesh` of Lightning's `ModelParallelStrategy`. With the `precision` `bf16-mixed` the weights of
-    blocks are gathered in bfloat16, which autocast would round them to, and gradients are reduced in float32. A network
-    that is sharded stays as it is.
+    blocks are gathered in bfloat16, as autocast would cast them, and gradients are reduced in float32. A sharded
+    network is left unchanged.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 

@@ -16,7 +16,7 @@ from lightning_fire.contracts import HasActionSpace, HasEnvironmentSteps, offers
 class ReplayModule(pl.LightningModule):
     """Trains on the rollouts of a `ReplayDataModule`: an update for each minibatch.
 
-    A subclass writes `act`, `update`, `loss` and `sync_targets`. Each epoch logs `train/environment_steps` and the
+    Subclasses implement `act`, `update`, `loss` and `sync_targets`. Each epoch logs `train/environment_steps` and the
     means of what `update` returns, as `train/{name}`, and of the episodes that ended in it, `train/episode_return` and
     `train/episode_length`; each evaluation logs the means `val/episode_return` and `val/episode_length`. With the key
     `step`, Lightning writes the values of an epoch or evaluation over environment steps.
@@ -30,18 +30,18 @@ class ReplayModule(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self._sums: dict[str, tuple[Tensor, int]] = {}  # of values in this epoch, and how many
+        self._sums: dict[str, tuple[Tensor, int]] = {}  # sums of values in this epoch, and counts
         self._environment_steps = 0
-        self._charts: dict[str, float] = {}  # more to log with `charts/SPS`, by name
+        self._charts: dict[str, float] = {}  # further values to log with `charts/SPS`, by name
         self._timed = (0, 0.0)  # environment steps and seconds, when `charts/SPS` was last logged
 
     def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
         """Return the actions, of the environments' shape, on any device.
 
         Args:
-            observations: The latest ones, `(num_envs, *shape)`, on the module's device.
+            observations: Latest observations, `(num_envs, *shape)`, on the module's device.
             step: Environment steps done since the initial ones; None: act as well as possible.
-            generator: Of the CPU, for all random draws.
+            generator: CPU generator for all random draws.
         """
         raise NotImplementedError
 
@@ -50,7 +50,7 @@ class ReplayModule(pl.LightningModule):
 
         Args:
             transitions: `Transitions`, leading dimension `(batch,)`.
-            generator: Of the module's device, for all random draws.
+            generator: Generator on the module's device for all random draws.
         """
         raise NotImplementedError
 
@@ -59,7 +59,7 @@ class ReplayModule(pl.LightningModule):
         raise NotImplementedError
 
     def loss_on(self, batch: Any) -> Tensor:
-        """Return the loss of all minibatches of a `Round` in one, a scalar."""
+        """Return the loss over all minibatches of a `Round`, a scalar."""
         transitions = batch.transitions.each(lambda tensor: tensor.flatten(0, 1))
         return self.loss(transitions, self._generator(batch))
 
@@ -129,7 +129,7 @@ class ReplayModule(pl.LightningModule):
         self._sums = {}
 
     def on_train_epoch_start(self) -> None:
-        """Reset the sums; not called where a run resumes within an epoch."""
+        """Reset the sums; not called if a run resumes within an epoch."""
         self._sums = {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -58,17 +58,18 @@ class SAC(ReplayModule):
         optimizer: Function from parameters to the optimizer, of the actor and of the critics. Default: AdamW with
             learning rate 1e-4 and weight decay 0.01 (paper, table "Hyperparameters used in HumanoidBench
             environments"), fused.
-        temperature_optimizer: The same of the temperature. Default: Adam with learning rate 1e-4.
+        temperature_optimizer: The same for the temperature. Default: Adam with learning rate 1e-4.
         discount: γ (paper: 0.99).
         tau: Weight of the trained critics in each update of the target critics, an EMA (paper: 0.005).
         temperature: Its initial value (SimBa: 0.01).
         target_entropy: Per dimension of an action (SimBa: −0.5).
-        targets_follow: Copy the trained critics into the target critics whenever an event has replaced weights, as the
+        targets_follow: Copy the trained critics into the target critics after an event has replaced weights, as the
             authors do.
 
     Raises:
-        ValueError: If an argument is out of its range, or a layer of the critic cannot be re-initialized (the smaller
-            of two equal values would not be a bound); when training starts, if the networks do not fit the environment.
+        ValueError: If an argument is out of its range, or a layer of the critic cannot be re-initialized (with two
+            equal critics the minimum would have no effect); when training starts, if the networks do not fit the
+            environment.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class SAC(ReplayModule):
         observations = self.normalizer(transitions.observations)
         temperature = self.log_temperature.detach().exp()
 
-        self.toggle_optimizer(actor_optimizer)  # else the critics' gradients would be computed, too
+        self.toggle_optimizer(actor_optimizer)  # otherwise the critics' gradients would be computed, too
         actions, log_probability = self._sample(observations, generator)
         actor_loss = (temperature * log_probability - self.critic(observations, actions).amin(0)).mean()
         self._step(actor_optimizer, actor_loss)
@@ -195,5 +196,5 @@ class SAC(ReplayModule):
 
 
 def _floats(module: nn.Module) -> list[Tensor]:
-    """Return the parameters, and the buffers too: those of an injected head are frozen weights."""
+    """Return the parameters and buffers; buffers of an injected head are frozen weights."""
     return [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.is_floating_point())]

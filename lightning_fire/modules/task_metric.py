@@ -9,22 +9,22 @@ from lightning_fire.contracts import HasOnline, offers
 
 
 class TaskMetric(pl.LightningModule):
-    """Base of modules that log a metric over each task of a stream, of the outputs on each batch before its update.
+    """Base class of modules that log a metric over each task of a stream, from outputs before the update.
 
-    A subclass calls `update_task` in `training_step`. Checkpoints keep the state of the metric.
+    Subclasses call `update_task` in `training_step`. Checkpoints contain the state of the metric.
     """
 
     task_metric: str  # name of the attribute with the metric, which must have a state `samples`
     task_key: str  # under which it is logged
 
     def update_task(self, batch_idx: int, *batch: Any) -> None:
-        """Update the metric of the current task, if there is one, with a batch; where a task begins, reset it first."""
+        """Update the metric of the current task, if any, with a batch; at the start of a task, reset it first."""
         if (data := self._stream()) is None:
             return
         metric = self._metric
         if batch_idx == 0 and self.current_epoch == data.first_epoch(data.chunk):
             if self.current_epoch and metric.samples:
-                # of the task before, if it ended with the resumed checkpoint: Lightning leaves out its end
+                # of the previous task, if it ended with the resumed checkpoint: Lightning skips its end
                 value = float(type(metric).compute(metric))  # of this rank: no other has any samples
                 for logger in self.loggers:
                     logger.log_metrics({self.task_key: value}, step=self.trainer.global_step - 1)
@@ -41,11 +41,11 @@ class TaskMetric(pl.LightningModule):
             self._metric.reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the state of the task so far, of this rank."""
+        """Save the state of the current task of this rank."""
         checkpoint[self.task_metric] = {name: value.item() for name, value in self._metric.metric_state.items()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue the metric of an interrupted task, on the one rank whose state was kept."""
+        """Restore the metric of an interrupted task, on the one rank whose state was saved."""
         if self.global_rank == 0:
             for name, value in checkpoint.get(self.task_metric, {}).items():
                 getattr(self._metric, name).fill_(value)

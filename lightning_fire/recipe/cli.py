@@ -58,7 +58,7 @@ class RecipeCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return Lightning's commands that apply to a recipe."""
+        """Return those of Lightning's commands that apply to a recipe."""
         return {name: keys for name, keys in LightningCLI.subcommands().items() if name != "predict"}
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -85,7 +85,7 @@ class RecipeCLI(LightningCLI):
             self._first_new_step = continue_logs(self.config.fit, written)
 
     def instantiate_classes(self) -> None:
-        """Build all objects; turn their errors into an error message of the command."""
+        """Build all objects; convert their errors to error messages of the command."""
         try:
             super().instantiate_classes()
         except Exception as error:  # a constructor may raise anything
@@ -94,7 +94,7 @@ class RecipeCLI(LightningCLI):
             self._parser(self.subcommand).error(_reason(error))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Make the Trainer with the method, and with the length of the data."""
+        """Create the Trainer with the method and with the length of the data."""
         config = self._get(self.config_init, "trainer")
         total_epochs = getattr(self.datamodule, "total_epochs", None)
         if total_epochs is not None and config["max_epochs"] is None and config["max_steps"] == -1:
@@ -146,7 +146,7 @@ def select(args: Sequence[str]) -> str:
 
 
 def run(words: Sequence[str]) -> Any:
-    """Run `lightning-fire fit`, `validate` or `test`, the first of the words."""
+    """Run `lightning-fire fit`, `validate` or `test`, the first argument."""
     words = [*words[:1], *_without_recipe(words[1:])]
     if "train" in (given := written(words)):
         return train_by_function(words, given)
@@ -154,7 +154,7 @@ def run(words: Sequence[str]) -> Any:
 
 
 def _without_recipe(words: Sequence[str]) -> list[str]:
-    """Replace a recipe, the first argument, and `--method NAME` by the configuration that they stand for."""
+    """Replace a recipe (first argument) and `--method NAME` by their configuration."""
     if not words or words[0].startswith("-"):
         return list(words)
     usage = "lightning-fire fit RECIPE [--method NAME] [-c MORE.yaml ...] [--KEY VALUE ...]"
@@ -174,7 +174,7 @@ def _without_recipe(words: Sequence[str]) -> list[str]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of an error's first cause; of other code also the object being built, and its arguments."""
+    """Return the message of an error's first cause; for other code also the object being built and its arguments."""
     while error.__cause__ is not None:
         error = error.__cause__
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]

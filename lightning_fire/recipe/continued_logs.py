@@ -29,8 +29,8 @@ def continue_logs(config: Namespace, written: str) -> int | None:
     """Make TensorBoard and CSV loggers without a `version` continue the logs of `ckpt_path`.
 
     The checkpoint must be `version_N/checkpoints/*.ckpt` of one of the loggers, and `version_N/config.yaml` have the
-    same seed, model, data and method as `written`. Otherwise a new version begins. TensorBoard ignores values logged
-    after the checkpoint. Changes the `trainer.logger` of `config`; returns the first new step, None of a new version.
+    same seed, model, data and method as `written`. Otherwise a new version starts. TensorBoard ignores values logged
+    after the checkpoint. Changes the `trainer.logger` of `config`; returns the first new step, None for a new version.
     """
     kind: Any = Namespace  # without types
     checkpoint, logger = Path(config.get("ckpt_path") or ""), config.trainer.logger
@@ -63,7 +63,7 @@ def continue_logs(config: Namespace, written: str) -> int | None:
 
 
 def keep_rows(logger: Any, step: int) -> None:
-    """Keep the rows of CSV loggers, one or several, before a step, where the loggers would delete the file."""
+    """Keep the rows of CSV loggers before a step; the loggers would delete the file."""
     for it in logger if isinstance(logger, list) else [logger]:
         path = Path(it.log_dir, "metrics.csv") if isinstance(it, CSVLogger) else None
         if path is None or not path.is_file():

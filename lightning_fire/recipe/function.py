@@ -17,11 +17,11 @@ from lightning_fire.recipe.check import require_known
 from lightning_fire.recipe.hints import nearest
 from lightning_fire.recipe.parser import RecipeParser
 
-GIVEN = ("seed", "method", "log")  # arguments that the function gets from the run
+GIVEN = ("seed", "method", "log")  # arguments that the run passes to the function
 
 
 class FunctionLog:
-    """What a function gets as `log`: writes numbers to the TensorBoard files of its run.
+    """The argument `log` of a function: writes numbers to the TensorBoard files of its run.
 
     Args:
         folder: Folder of the files. Default: the next `lightning_logs/version_<k>`.
@@ -43,12 +43,12 @@ class FunctionLog:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Write what is not yet in the files."""
+        """Flush and close the files."""
         self._writer.close()
 
 
 def written(words: Sequence[str]) -> dict[str, Any]:
-    """Return the keys that options of `fit` give in files and texts, unchecked; of `train` those of all together."""
+    """Return the keys given by options of `fit`, unchecked; keys below `train` are merged."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     keys: dict[str, Any] = {}
@@ -71,10 +71,10 @@ def train_by_function(words: Sequence[str], given: Mapping[str, Any]) -> Any:
 
     Args:
         words: Command and options of `lightning-fire fit`.
-        given: What they say, see `written`.
+        given: The keys that they give, see `written`.
 
     Raises:
-        ValueError: If it returns without having logged `train.metric`.
+        ValueError: If it returns without logging `train.metric`.
     """
     parser = RecipeParser(prog="lightning-fire fit", description="Train a recipe by its function.")
     parser.add_argument("-c", "--config", action="config")
@@ -108,7 +108,7 @@ def train_by_function(words: Sequence[str], given: Mapping[str, Any]) -> Any:
 
 
 def _function_of(words: Sequence[str], given: Mapping[str, Any]) -> tuple[Callable[..., Any], list[str]]:
-    """Return the function of a recipe, and the names of its own arguments; a ValueError if it cannot be called."""
+    """Return the function of a recipe and the names of its own arguments; raise a ValueError if it cannot be called."""
     train = given["train"]
     if words[0] != "fit":
         raise ValueError(f"the recipe trains by a function, for which there is no {words[0]}, only fit and compare")
@@ -134,7 +134,7 @@ def _function_of(words: Sequence[str], given: Mapping[str, Any]) -> tuple[Callab
 
 
 def imported(key: str, path: str) -> Any:
-    """Import a dotted name that a recipe has under a key; a ValueError says why that is not possible."""
+    """Import the dotted name under a key of a recipe; a ValueError gives the reason if that is not possible."""
     try:
         return pkgutil.resolve_name(path)
     except ModuleNotFoundError as error:

@@ -24,9 +24,9 @@ _KEYS = (*_OF_METHODS, "model", "data", "trainer", "train", "optimizer", "lr_sch
 
 
 def hint(message: str) -> str | None:
-    """Return the innermost reason of a message of jsonargparse in one line, with the nearest name; None if unknown.
+    """Return the innermost reason of a jsonargparse message in one line, with the nearest name; None if unknown.
 
-    Parsers of nested arguments have reduced their messages by this function before they are part of another.
+    Messages of nested parsers have already been reduced by this function.
     """
     value = re.search(r"(?:Given|Got) value: (.+)", message)
     key = re.match(r'Parser key "([\w.]+)":', message)
@@ -62,7 +62,7 @@ def hint(message: str) -> str | None:
 
 
 def _arguments(path: str) -> list[str]:
-    """Return the arguments of a class or function by its short name or path, with those its `**options` stand for."""
+    """Return the arguments of a class or function by its short name or path, including those of its `**options`."""
     module, _, name = path.rpartition(".")
     kind = next((vars(room)[name] for room in _ROOMS if name in vars(room)), None)
     with suppress(ImportError, AttributeError, ValueError):
@@ -76,7 +76,7 @@ def _arguments(path: str) -> list[str]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a question for the known name that is nearest to another; empty if none is near."""
+    """Return a question with the known name nearest to another; empty if none is near."""
     by_lower = {word.lower(): word for word in known if not word.startswith("_")}
     near = [by_lower[word] for word in get_close_matches(name.lower(), by_lower, n=1)]
     return f"; did you mean {near[0]}?" if near else ""

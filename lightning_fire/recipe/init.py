@@ -1,4 +1,4 @@
-"""`lightning-fire init`: write files to start from, for data of one's own."""
+"""`lightning-fire init`: write files to start from, for your own data."""
 
 import argparse
 import shutil
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "template"
-# by name: what it is for, and what to do next in the folder
+# by name: purpose, and next steps in the folder
 TEMPLATES = {
     "images": (
         "images in folders, one for each class, for any network",

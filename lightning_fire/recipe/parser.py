@@ -1,4 +1,4 @@
-"""Parser of recipes: Lightning's, with strict YAML, short error messages, and the keys that say which method acts."""
+"""Parser of recipes: Lightning's, with strict YAML, short error messages, and the keys of the method."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ set_loader(_MODE, _load, exceptions=(yaml.YAMLError,))
 
 
 class RecipeParser(LightningArgumentParser):
-    """Rejects a file that is not YAML or has a key twice, and names it; prints the long usage only for `--help`."""
+    """Rejects files that are not YAML or have duplicate keys; prints the long usage only for `--help`."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **{"parser_mode": _MODE, "allow_abbrev": False, **options})
@@ -106,7 +106,7 @@ def add_method_keys(parser: ArgumentParser) -> None:
 def callbacks_of(
     method: Any, when: Schedule | Sequence[Schedule] | None, start_chunk: int, log: Log | None
 ) -> list[Callback]:
-    """Return the callbacks of a recipe's methods, with its schedule and options; those of callbacks are their own."""
+    """Return the callbacks of a recipe's methods, with its schedule and options; callbacks keep their own."""
     given = list(method) if isinstance(method, list | tuple) else [] if method is None else [method]
     if when is not None and given and not any(isinstance(one, EventMethod) for one in given):
         names = ", ".join(type(one).__name__ for one in given)

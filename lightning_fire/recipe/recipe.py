@@ -13,13 +13,13 @@ from jsonargparse import get_loader
 from lightning_fire.recipe.strict_yaml import read_yaml
 
 _PACKAGE = Path(__file__).parents[1]
-_INSTALLED = _PACKAGE / "recipes"  # first, as another package may be named `recipes`
+_INSTALLED = _PACKAGE / "recipes"  # searched first: another package may be named `recipes`
 SHIPPED = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.with_name("recipes")  # of a clone
 VANILLA = "vanilla"  # the recipe without a method
-SCRATCH = "scratch"  # the same with a new network and a new optimizer, where the others continue from a checkpoint
-SHARED_START, FIRST_PHASE = "shared_start", "first_phase"  # trainings beside those of the methods
+SCRATCH = "scratch"  # the same with a new network and optimizer, if others continue from a checkpoint
+SHARED_START, FIRST_PHASE = "shared_start", "first_phase"  # trainings in addition to those of the methods
 SEARCH_SPACE = "search_space.yaml"
-_BESIDE = (SEARCH_SPACE, "gpu.yaml", "methods.yaml", "suite.yaml")  # files beside recipes that are not recipes
+_BESIDE = (SEARCH_SPACE, "gpu.yaml", "methods.yaml", "suite.yaml")  # files in folders of recipes that are not recipes
 BEST = "best"
 _OWN_KEYS = ("methods", "starts", "resources")
 _NAME = r"\w([\w .,=+-]*[\w=+-])?"  # a folder, a cell of a spreadsheet, and safe to print
@@ -32,10 +32,10 @@ class Recipe:
     Attributes:
         path: File of the recipe.
         base: Configuration of all runs, as for `lightning-fire fit -c`.
-        methods: By name, what a method adds to `base`: more configuration.
-        starts: For two phases of training: by name, the epochs of the first phase before the second begins, or `best`,
-            that with the lowest `val/loss`.
-        resources: `cpus`, `gpus` and `minutes` of a run, for `lightning-fire compare`.
+        methods: Configuration that each method adds to `base`, by name.
+        starts: For two phases of training: by name, the number of epochs of the first phase before the second starts,
+            or `best`, at the lowest `val/loss`.
+        resources: `cpus`, `gpus` and `minutes` per run, for `lightning-fire compare`.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class Recipe:
         return " / ".join(self.name.parts).replace("_", " ")
 
     def layers(self, method: str) -> list[Mapping[str, Any]]:
-        """Return the configuration of all runs and what a method adds to it; later ones override."""
+        """Return the configuration of all runs and that of a method; later ones override."""
         if method not in self.methods and method != VANILLA:
             raise ValueError(f"{self.path} has no method {method}; there are {', '.join([VANILLA, *self.methods])}")
         above = self.methods.get(method)
@@ -68,7 +68,7 @@ class Recipe:
 
 
 def as_yaml(config: Mapping[str, Any]) -> str:
-    """Return configuration as YAML, in its own order."""
+    """Return configuration as YAML, without sorting keys."""
     return str(yaml.safe_dump(dict(config), sort_keys=False))
 
 
@@ -96,7 +96,7 @@ def shipped_recipes() -> list[str]:
 
 
 def check_name(name: str, place: object = "") -> None:
-    """Raise a ValueError unless the name of a method or start can be that of a folder, and is safe in a spreadsheet."""
+    """Raise a ValueError unless a name of a method or start is valid for a folder and safe in a spreadsheet."""
     if name in (SHARED_START, FIRST_PHASE) or len(name) > 100 or not re.fullmatch(_NAME, name):
         raise ValueError(
             f"{place}{': ' * bool(place)}{name!r} is not a valid name: it must begin with a letter, digit or _, contain"
@@ -105,7 +105,7 @@ def check_name(name: str, place: object = "") -> None:
 
 
 def extended(recipe: Recipe, name: str | Path) -> tuple[Recipe, Mapping[str, Any]]:
-    """Add the methods of another file to a recipe, and return the keys of the file that override those of all runs."""
+    """Add the methods of another file to a recipe; return the keys of the file that override those of all runs."""
     if not (path := _file(name)):
         raise FileNotFoundError(f"the configuration file {name} does not exist")
     more = _read(path)
@@ -117,7 +117,7 @@ def extended(recipe: Recipe, name: str | Path) -> tuple[Recipe, Mapping[str, Any
 
 
 def refuse_own_keys(path: Path, content: Any) -> None:
-    """Raise an error for a recipe where plain configuration is needed."""
+    """Raise an error if a recipe is given where plain configuration is needed."""
     if isinstance(content, Mapping) and any(key in content for key in _OWN_KEYS):
         raise ValueError(f"{path} is a recipe with methods: give it without -c, as in fit {path} --method NAME")
 

@@ -17,7 +17,7 @@ def recipes(args: Sequence[str] | None = None) -> dict[str, str]:
         " take a recipe take such a name, or the path of a YAML file.",
     ).parse_args(args)
     found = {}
-    for name in shipped_recipes():  # up to the end of a sentence in the first line, or else its last punctuation mark
+    for name in shipped_recipes():  # up to the end of a sentence in the first line, otherwise its last punctuation mark
         line = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
         sentence, end, _ = f"{line} ".partition(". ")
         found[name] = sentence if end else re.sub(r"[,;:](?= |$)[^,;:]*$", "", line)
@@ -28,7 +28,7 @@ def recipes(args: Sequence[str] | None = None) -> dict[str, str]:
 
 
 def recipe(args: Sequence[str] | None = None) -> str:
-    """Print the file of a recipe, to read or to copy it; return its text."""
+    """Print the file of a recipe, to read or copy; return its text."""
     parser = argparse.ArgumentParser(
         prog="lightning-fire recipe",
         allow_abbrev=False,

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 _MERGE = "tag:yaml.org,2002:merge"  # the key <<
-_MOST = 10_000  # the largest recipe has 500 values; jsonargparse takes time for each behind an alias
+_MOST = 10_000  # the largest recipe has 500 values; jsonargparse takes time for each value behind an alias
 
 
 def read_yaml(path: Path, load: Callable[[str], Any] = yaml.safe_load) -> Any:
@@ -39,7 +39,7 @@ def require_unambiguous(text: str) -> None:
 
 
 def _leaves(node: yaml.Node | None, visited: Iterator[int]) -> list[tuple[str, yaml.Mark]]:
-    """Return the dotted keys that set values in a node, as jsonargparse accepts them; none may be there twice."""
+    """Return the dotted keys that set values in a node, as jsonargparse accepts them; duplicates are an error."""
     if next(visited) >= _MOST:
         raise yaml.YAMLError(f"it has more than {_MOST:,} values, with those behind an alias each time")
     keys: list[tuple[str, yaml.Mark]] = []

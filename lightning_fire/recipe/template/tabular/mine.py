@@ -8,15 +8,15 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 
 class Weeks(LightningDataModule):
-    """Weeks that arrive: trains some epochs on the latest, and validates on the next, which no training has seen.
+    """Weeks that arrive: training on the latest weeks, validation on the next one, which training has not seen.
 
     Args:
-        rows: Of the made-up table: rows in a week.
-        drift: Of the made-up table: how much changes from week to week, from 0 to 1.
+        rows: Rows per week of the made-up table.
+        drift: Change of the made-up table from week to week, from 0 to 1.
         weeks: Number of weeks to train on, one after another.
-        epochs: Epochs of each.
-        window: Number of latest weeks in the training data; 1 is the new one alone.
-        batch_size: Rows in a batch.
+        epochs: Epochs per week.
+        window: Number of latest weeks in the training data; 1: only the new one.
+        batch_size: Rows per batch.
         seed: Seed of the order of the rows.
     """
 
@@ -29,12 +29,12 @@ class Weeks(LightningDataModule):
         self.weeks = [read_week(week, rows, drift) for week in range(weeks + 1)]
 
     def chunk_at(self, epoch: int) -> int:
-        """Return the newest week in an epoch."""
+        """Return the newest week of an epoch."""
         return min(epoch // self.epochs, self.num_chunks - 1)
 
     @property
     def chunk(self) -> int:
-        """The newest week now. When it changes, there is new data, and methods act."""
+        """The newest week. When it changes, there is new data, and methods act."""
         return self.chunk_at(self.trainer.current_epoch) if self.trainer else 0
 
     def train_dataloader(self) -> DataLoader:
@@ -48,7 +48,7 @@ class Weeks(LightningDataModule):
         return self.batches(rows, range(len(rows)))
 
     def batches(self, rows: TensorDataset, order) -> DataLoader:
-        """Return a loader that takes a whole batch from the table at once, not row by row."""
+        """Return a loader that reads whole batches from the table, not row by row."""
         return DataLoader(rows, sampler=BatchSampler(order, self.batch_size, drop_last=False), batch_size=None)
 
 
@@ -75,7 +75,7 @@ class Demand(LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.parameters(), lr=self.lr)
-        # the steps of one week: RestartSchedulers, in the recipe, asks again when the next has come
+        # the steps of one week: RestartSchedulers, in the recipe, calls this again for the next week
         steps = self.trainer.estimated_stepping_batches // self.trainer.max_epochs * self.trainer.datamodule.epochs
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, self.lr, total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

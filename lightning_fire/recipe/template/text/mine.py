@@ -1,6 +1,6 @@
 """New text for a language model: continue with its weights, change them first, or train from scratch? `python mine.py`
 
-Texts, tokens and model here are small, so that it runs at once: English, then Python, as bytes.
+Texts, tokens and model are small, so that it runs as it is: English, then Python, as bytes.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def trained(model, text: str, seed: int = 0) -> Trainer:
 
 
 def train(seed, start) -> float:
-    """Learn the new text from one of the choices, and return the loss on its last tenth, which no training sees."""
+    """Learn the new text from one start; return the loss on its last tenth, which training does not see."""
     split = len(NEW) * 9 // 10
     model = start(AutoModelForCausalLM.from_config(CONFIG))
     return trained(model, NEW[:split], seed).evaluate(samples(NEW[split:]))["eval_loss"]
