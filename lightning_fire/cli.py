@@ -42,7 +42,7 @@ COMMANDS = {
         "checkpoints.reinit:main",
         "reinitialize the weights of a checkpoint by FIRE, or towards initial values, into a new one",
     ),
-    "prepare-text": ("prepare_text:main", "tokenise texts into the files that language models train on"),
+    "prepare-text": ("prepare_text:main", "tokenize texts into the files that language models train on"),
 }
 _WITH_NAME = {"fit", "validate", "test"}
 DESCRIPTION = f"""Keep networks able to learn when their data grows or changes.

@@ -25,8 +25,8 @@ except ImportError as error:
     raise ImportError(f"prepare-text needs two libraries: pip install 'lightning-fire[text]' ({error})") from error
 
 END_OF_TEXT = "<|endoftext|>"  # GPT-2's separator of documents, number 50256
-PIECE = 1 << 15  # characters of a file that are tokenised as one text
-_SHARD = 100_000  # documents, or pieces of files, that are tokenised again at most after a stop
+PIECE = 1 << 15  # characters of a file that are tokenized as one text
+_SHARD = 100_000  # documents, or pieces of files, that are tokenized again at most after a stop
 
 Part = tuple[str, int, int, int]  # piece of a file: path, first byte, byte after the last, time (for the cache)
 Splits = dict[str, tuple[datasets.Dataset, int]]  # `train` and `val`: texts, and the number of documents
@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lightning-fire prepare-text",
         allow_abbrev=False,
-        description="Tokenise texts into a folder of train.bin, val.bin and meta.json, which TextDataModule reads."
+        description="Tokenize texts into a folder of train.bin, val.bin and meta.json, which TextDataModule reads."
         " After a stop, the same command continues from Hugging Face's cache.",
     )
     add = parser.add_argument

@@ -2,7 +2,7 @@
 
 python -m studies.map   # tables, results.csv and map.png in runs/map
 
-Memorising 600 images in 15 tasks, as in the quick start. Similarity: in each task a fraction of the labels is drawn
+Memorizing 600 images in 15 tasks, as in the quick start. Similarity: in each task a fraction of the labels is drawn
 again, the others are those of one fixed random labelling.
 """
 

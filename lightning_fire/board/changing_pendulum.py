@@ -48,7 +48,7 @@ class ChangingPendulum(VecEnv):
         self.age = np.zeros(self.num_envs, int)
         self._restart(np.ones(self.num_envs, bool))
         if self.steps:
-            self.age = self.random.integers(0, self.length_of_episode, self.num_envs)  # episodes should not all end together
+            self.age = self.random.integers(0, self.length_of_episode, self.num_envs)  # not all end at once
         return self._observations()
 
     def _restart(self, chosen: np.ndarray) -> None:

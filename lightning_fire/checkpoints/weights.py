@@ -221,10 +221,10 @@ def _why_not(stored: Stored, known: str) -> str:
     reasons = {
         stored.reason: stored.reason,
         "not a matrix": dimensions < 2,
-        "part of a parametrised weight": re.search(r"\bparametrizations\.|\bweight_[guv]$|\bweight_orig$", stored.name),
+        "part of a parametrized weight": re.search(r"\bparametrizations\.|\bweight_[guv]$|\bweight_orig$", stored.name),
         "token or position embedding": re.search(r"(^|_)tokens?$", leaf) or is_named_embedding("", leaf),
         "not named as the weight of a layer": leaf not in _WEIGHTS,
-        f"quantised or complex ({stored.dtype})": stored.dtype not in FLOATING,
+        f"quantized or complex ({stored.dtype})": stored.dtype not in FLOATING,
         "empty": 0 in stored.shape,
         "normalization": re.search(r"norm(?!al)|^(ln|bn)(_|\d|$)", layer),
         LOW_RANK: known == LOW_RANK,

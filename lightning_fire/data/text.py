@@ -63,7 +63,7 @@ class TextDataModule(ArrivingData[Phases]):
 
     Language models have no epochs; here, an *epoch* is `steps_per_epoch` optimizer steps, after which Lightning
     validates and checkpoints. The Trainer must have `max_epochs` equal to `total_epochs`, and
-    `reload_dataloaders_every_n_epochs=1`. A callback recognises new data by a changed `chunk`, the number of the phase.
+    `reload_dataloaders_every_n_epochs=1`. A callback recognizes new data by a changed `chunk`, the number of the phase.
 
     A batch is `(tokens, targets)`, both int64 `(batch_size, block_size)`; a validation batch `(tokens, targets, text)`,
     where `text` is the index of its text in `texts`, a scalar. Validation always uses the same blocks, of the texts of

@@ -79,8 +79,8 @@ def rescales(module: nn.Module) -> str:
 
 def why_never(view: WeightView) -> str:
     """Return why a weight can never be selected; empty if it can."""
-    if not view.parameter.is_floating_point():  # before frozen: a quantised weight is always frozen too
-        return f"quantised or complex ({view.parameter.dtype})"
+    if not view.parameter.is_floating_point():  # before frozen: a quantized weight is always frozen too
+        return f"quantized or complex ({view.parameter.dtype})"
     if reason := why_not_trained(view.parameter):
         return reason
     if view.parameter.numel() == 0:

@@ -99,7 +99,7 @@ class Weights(ByName):
             The selected weights. `print` shows a table of the whole model.
 
         Raises:
-            ValueError: If nothing is selected, a pattern matches no weight, a selected weight is parametrised, or a
+            ValueError: If nothing is selected, a pattern matches no weight, a selected weight is parametrized, or a
                 lazy layer is not initialized.
         """
         candidates = candidates_of(module, self.layers, self.recurrent)
@@ -261,7 +261,7 @@ def _parameters_of(module: nn.Module) -> dict[nn.Parameter, _Named]:
         for leaf, parameter in nn.Module.named_parameters(owner, recurse=False, remove_duplicate=False):
             name = plain(f"{path}.{leaf}" if path else leaf)
             trained = parameter.requires_grad and parameter.is_floating_point() and min(parameter.shape, default=0) > 1
-            unlike = re.search("Embed|Norm", type(owner).__name__) or "parametrised" in _why_no_weight(name, parameter)
+            unlike = re.search("Embed|Norm", type(owner).__name__) or "parametrized" in _why_no_weight(name, parameter)
             weight = trained and parameter.ndim > 1 and not unlike and (several or looks_like_a_weight(name))
             names, first, known = found.get(parameter, _Named([], owner, False))
             found[parameter] = _Named([*names, name], first, known or weight)
@@ -285,7 +285,7 @@ def _rows(
 
 def _why_no_weight(name: str, parameter: nn.Parameter) -> str:
     if "parametrizations." in name or name.endswith(("weight_g", "weight_v", "weight_orig")):
-        return "part of a parametrised weight"
+        return "part of a parametrized weight"
     return "" if parameter.ndim > 1 else "not a matrix"
 
 

@@ -1,4 +1,4 @@
-"""Events in trainings with fine-tuning, quantised parts, weight decay, and all at once."""
+"""Events in trainings with fine-tuning, quantized parts, weight decay, and all at once."""
 
 import pytest
 import torch

@@ -43,11 +43,11 @@ from lightning_fire.nets import ResNet
         ("encoder.embedding_hidden_mapping_in.weight", (8, 4), "F32", "taken"),  # of ALBERT
         ("value_embedding.value_projection.weight", (8, 15), "F32", "taken"),  # of a time series transformer
         ("fc.bias", (4,), "F32", "not a matrix"),
-        ("fc.weight", (4, 3), "F8_E4M3", "quantised or complex (F8_E4M3)"),
-        ("fc.weight", (4, 3), "I8", "quantised or complex (I8)"),
+        ("fc.weight", (4, 3), "F8_E4M3", "quantized or complex (F8_E4M3)"),
+        ("fc.weight", (4, 3), "I8", "quantized or complex (I8)"),
         ("fc.weight", (0, 3), "F32", "empty"),
-        ("fc.parametrizations.weight.original1", (4, 3), "F32", "part of a parametrised weight"),
-        ("fc.weight_v", (4, 3), "F32", "part of a parametrised weight"),
+        ("fc.parametrizations.weight.original1", (4, 3), "F32", "part of a parametrized weight"),
+        ("fc.weight_v", (4, 3), "F32", "part of a parametrized weight"),
         ("rnn.weight_ih_l0", (4, 3), "F32", "not named as the weight of a layer"),
         ("relative_position_bias_table", (4, 3), "F32", "token or position embedding"),
         ("cls_token", (1, 1, 8), "F32", "token or position embedding"),

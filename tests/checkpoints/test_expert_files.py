@@ -87,6 +87,6 @@ def test_gate_and_up_projection_need_the_config():
         "stack of gate and up projections in an order that config.json shows: give --config",
         "taken",
     ]
-    quantised = [Stored(stored.name, stored.shape, "I8") for stored in tensors]
-    others = select_weights([*quantised, Stored("fc.weight", (4, 4), "F32")], Weights("cnn"))
+    quantized = [Stored(stored.name, stored.shape, "I8") for stored in tensors]
+    others = select_weights([*quantized, Stored("fc.weight", (4, 4), "F32")], Weights("cnn"))
     assert [view.name for view in others] == ["fc.weight"]

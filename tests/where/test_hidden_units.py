@@ -220,7 +220,7 @@ CASES = {
     "an autograd function": (lambda net, h: Doubled.apply(h), "goes into Doubled"),
     "a second use": (lambda net, h: torch.relu(net.second(h)), "goes into second, which runs more than once"),
     "functional weights": (lambda net, h: F.linear(h, torch.eye(6)), "goes into a weight that is not a parameter"),
-    "a parametrised weight": (
+    "a parametrized weight": (
         lambda net, h: net.extra(h), "goes into a weight that is not a parameter of a layer"
     ),
 }  # fmt: skip
@@ -230,7 +230,7 @@ CASES = {
 def test_what_is_not_known_is_left_alone_and_named(case):
     between, reason = CASES[case]
     extra = nn.Linear(6, 6)
-    if case == "a parametrised weight":
+    if case == "a parametrized weight":
         extra = nn.utils.parametrizations.weight_norm(extra)
     net = Odd(between, extra)
     with pytest.raises(ValueError, match=f"first: ({reason})") as error:

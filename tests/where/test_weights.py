@@ -406,13 +406,13 @@ def test_a_compiled_layer_keeps_its_role_and_a_compiled_cell_its_kind():
 
 
 def test_unsupported_weights_are_listed_with_the_reason():
-    quantised, empty, bare = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 4)
-    quantised.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
+    quantized, empty, bare = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 4)
+    quantized.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
     empty.weight = nn.Parameter(torch.zeros(0, 4))
     bare.weight = None
-    selection = Weights().select(block(a=quantised, b=empty, c=bare, d=nn.Linear(4, 4)))
+    selection = Weights().select(block(a=quantized, b=empty, c=bare, d=nn.Linear(4, 4)))
     reasons = {row.name: row.reason for row in selection.rows if row.name.endswith("weight")}
-    assert reasons == {"a.weight": "quantised or complex (torch.int8)", "b.weight": "empty", "d.weight": "taken"}
+    assert reasons == {"a.weight": "quantized or complex (torch.int8)", "b.weight": "empty", "d.weight": "taken"}
 
 
 def test_later_changes_of_the_list_do_not_change_the_selection():
