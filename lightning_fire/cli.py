@@ -17,30 +17,33 @@ Result = TypeVar("Result")
 
 # command: module and function, and summary
 COMMANDS = {
-    "init": ("recipe.init:init", "write files to begin with, for your own images, table or text"),
+    "init": ("recipe.init:init", "write files to start from, for your own images, table or text"),
     "recipes": ("recipe.shipped:recipes", "list the recipes that come with the package"),
     "recipe": ("recipe.shipped:recipe", "print the file of a recipe that comes with the package"),
     "fit": ("recipe.cli:run", "train a recipe with one of its methods"),
     "validate": ("recipe.cli:run", "evaluate a model of a recipe on the validation data"),
     "test": ("recipe.cli:run", "evaluate a model of a recipe on the test data"),
-    "select": ("recipe.cli:select", "show which weights a recipe's method would act on, and the reason for the others"),
+    "select": (
+        "recipe.cli:select",
+        "show the weights that a recipe's method would act on, and reasons for others",
+    ),
     "compare": (
         "experiments.compare:main",
         "run a recipe with several methods and seeds; print a table, draw a figure",
     ),
-    "sweep": ("experiments.sweep:main", "try the hyper-parameters of a method"),
+    "sweep": ("experiments.sweep:main", "tune the hyper-parameters of a method"),
     "board": ("board.command:main", "tune and compare methods on the tasks of the board, by one rule"),
     "aggregate": (
         "experiments.aggregate:main",
-        "sum up comparisons on several tasks: interquartile means, stratified bootstrap intervals",
+        "summarize comparisons on several tasks: interquartile means, stratified bootstrap intervals",
     ),
     "diagnose": (
         "checkpoints.diagnose:main",
-        "show metrics of the weights of a checkpoint, and how much FIRE would change them",
+        "show metrics of the weights of a checkpoint, and how far FIRE would move them",
     ),
     "reinit": (
         "checkpoints.reinit:main",
-        "reinitialize the weights of a checkpoint by FIRE, or towards initial values, into a new one",
+        "write a copy of a checkpoint with weights re-initialized by FIRE, or moved towards initial values",
     ),
     "prepare-text": ("prepare_text:main", "tokenize texts into the files that language models train on"),
 }
@@ -50,8 +53,8 @@ DESCRIPTION = f"""Keep networks able to learn when their data grows or changes.
 {chr(10).join(f"  {name:12s} {summary}" for name, (_, summary) in COMMANDS.items())}
 
 A recipe is a YAML file, or the name of a shipped one: lightning-fire fit quick_start --method fire
-All of these: lightning-fire recipes
-Without a recipe, plain configuration files, of which later ones override: fit -c mine.yaml -c more.yaml"""
+List of recipes: lightning-fire recipes
+Without a recipe, give configuration files; later ones override earlier ones: fit -c mine.yaml -c more.yaml"""
 _HELP = (
     f"usage: lightning-fire [-h] [--version] COMMAND ...\n\n{DESCRIPTION}\n\nlightning-fire COMMAND --help shows more."
 )

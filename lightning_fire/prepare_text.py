@@ -38,22 +38,22 @@ def parser() -> argparse.ArgumentParser:
         prog="lightning-fire prepare-text",
         allow_abbrev=False,
         description="Tokenize texts into a folder of train.bin, val.bin and meta.json, which TextDataModule reads."
-        " After a stop, the same command continues from Hugging Face's cache.",
+        " If interrupted, the same command continues from Hugging Face's cache.",
     )
     add = parser.add_argument
     add("output", type=Path, help="output folder")
-    files = "UTF-8 text, a document each: files, or folders (their .txt files, at any depth)"
+    files = "UTF-8 text files, one document each, or folders (their .txt files, at any depth)"
     add("files", nargs="*", help=files)
-    add("--dataset", metavar="NAME[:CONFIG]", help="instead of files: a data set of Hugging Face")
-    add("--column", default="text", help="of the data set, with the text (default: text)")
-    add("--split", default="train", help="of the data set, to train on (default: train)")
-    add("--val-split", help="of the data set, to validate with (default: documents held out of --split)")
+    add("--dataset", metavar="NAME[:CONFIG]", help="Hugging Face data set, instead of files")
+    add("--column", default="text", help="column of the data set with the text (default: text)")
+    add("--split", default="train", help="split of the data set for training (default: train)")
+    add("--val-split", help="split of the data set for validation (default: documents held out of --split)")
     add("--tokenizer", default="bytes", help="bytes (default), gpt2, which is downloaded, or a tokenizer.json")
-    end_of_text = f"ends each document (default: {END_OF_TEXT}, none for bytes); or none"
+    end_of_text = f"token at the end of each document (default: {END_OF_TEXT}, none for bytes); or none"
     add("--end-of-text", metavar="TOKEN", help=end_of_text)
-    add("--val-share", type=float, default=0.0005, help="of documents to hold out, in (0, 1) (default: 0.0005)")
-    add("--seed", type=int, default=2357, help="of the choice of those (default: 2357, as nanoGPT)")
-    add("--force", action="store_true", help="start again, also where the folder has other tokens")
+    add("--val-share", type=float, default=0.0005, help="fraction of documents to hold out (default: 0.0005)")
+    add("--seed", type=int, default=2357, help="seed of the held-out documents (default: 2357, as nanoGPT)")
+    add("--force", action="store_true", help="start again, even if the folder has other tokens")
     return parser
 
 

@@ -41,29 +41,29 @@ def parser() -> argparse.ArgumentParser:
         usage="lightning-fire board METHOD [METHOD ...] [--tasks TASK ...] [...]\n"
         "       lightning-fire board --check ROW",
         allow_abbrev=False,
-        description="Tune methods on the tasks of the board, by the same number of trials for each, train them with ten"
-        " other seeds beside vanilla and a full reset, print the paired differences, and write a row for each method,"
-        " which another person can check. Finished runs are not run again.",
+        description="Tune methods on the tasks of the board with the same number of trials, train them, vanilla and a"
+        " full reset with ten other seeds, print the paired differences, and write a row per method that another"
+        " person can check. Finished runs are not run again.",
         epilog=f"tasks: {', '.join(suite.tasks)}. Methods: {', '.join([VANILLA, *suite.methods])}.",
     )
     parser.add_argument(
         "methods",
         nargs="*",
         metavar="METHOD",
-        help="a method of the board; or one of your own, FILE.py:CLASS of the present folder, whose class attribute"
-        " search_space gives values to try, as {'strength': [0.1, 0.5, 0.9]}",
+        help="method of the board, or your own: FILE.py:CLASS in the current folder, with a class attribute"
+        " search_space such as {'strength': [0.1, 0.5, 0.9]}",
     )
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="some tasks of the board (default: all)")
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="tasks of the board (default: all)")
     parser.add_argument(
         "--output", type=Path, default=Path("runs/board"), help="folder for runs and rows (default: runs/board)"
     )
-    parser.add_argument("--suite", type=Path, default=SUITE, help="another suite than the board's: a YAML file")
+    parser.add_argument("--suite", type=Path, default=SUITE, help="YAML file with another suite than the board's")
     parser.add_argument(
         "--check",
         type=Path,
         metavar="ROW",
-        help=f"train {_CHECKED} seeds of each cell of a row again, with its settings, and compare the numbers; a method"
-        " of one's own must be in the present folder",
+        help=f"train {_CHECKED} seeds of each cell of a row again, with its settings, and compare the numbers; your"
+        " own method must be in the current folder",
     )
     add_engine_arguments(parser)
     return parser

@@ -121,18 +121,18 @@ def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
     parser = shared_parser(
         "diagnose",
         "Show for each weight matrix of a checkpoint its distance from an isometry (normalized DfI), its condition"
-        " number, stable rank and norm, and how far FIRE would move it (SFE). Needs no model and trains nothing. Of a"
-        " convolution: means over the kernel positions, the condition number of the worst. Ends with the ratio of DfI"
-        " to that of a reference, and with the command by which to decide whether to act.",
+        " number, stable rank and norm, and how far FIRE would move it (SFE). Needs no model and does not train. For a"
+        " convolution: means over the kernel positions, and the largest condition number. Also prints the ratio of DfI"
+        " to that of a reference, and the command for deciding whether to act.",
     )
     parser.add_argument(
         "--reference",
         type=Path,
         metavar="FILE",
-        help="an earlier checkpoint of the same network (default: new weights of its shapes)",
+        help="earlier checkpoint of the same network (default: new weights of the same shapes)",
     )
-    parser.add_argument("--sort", choices=METRICS, help="the largest of this metric first (default: as in the file)")
-    parser.add_argument("--all", action="store_true", help="list each tensor that is not taken, with the reason")
+    parser.add_argument("--sort", choices=METRICS, help="sort by this metric, largest first (default: file order)")
+    parser.add_argument("--all", action="store_true", help="also list tensors that are not selected, with reasons")
     parser.add_argument(
         "--json",
         type=Path,

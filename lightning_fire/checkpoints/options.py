@@ -29,35 +29,38 @@ def shared_parser(command: str, description: str) -> argparse.ArgumentParser:
         "--key",
         nargs="+",
         default=[],
-        help="networks to take from a file of torch.save that holds several, such as state_dict_ema",
+        help="networks to use from a file of torch.save with several, such as state_dict_ema",
     )
     parser.add_argument(
         "--unsafe-pickle",
         action="store_true",
-        help="also load Python objects from files of torch.save; DANGER: this runs any code that the file contains",
+        help="also load Python objects from files of torch.save; DANGER: this runs any code in the file",
     )
     parser.add_argument(
         "--preset",
         choices=["auto", *PRESETS],
         help="cnn: every matrix and convolution; vit: query and key projections; gpt: every matrix, a fused projection"
-        " in three parts; auto: gpt for a causal language model with a config.json, otherwise vit where there is"
+        " in three parts; auto: gpt for a causal language model with a config.json, otherwise vit if there is"
         " attention, otherwise cnn (default: auto)",
     )
     parser.add_argument(
         "--config",
         type=Path,
         metavar="JSON",
-        help="the config.json of a Hugging Face model, or its folder, by which the order of its query, key and value"
-        " projections is known (default: the one in the checkpoint or beside it, if any)",
+        help="config.json of a Hugging Face model, or its folder, which gives the order of query, key and value"
+        " projections (default: the one in or beside the checkpoint, if any)",
     )
     parser.add_argument(
-        "--tied", action="store_true", default=None, help="also take an output layer that is the token embedding"
+        "--tied",
+        action="store_true",
+        default=None,
+        help="also select an output layer tied to the token embedding",
     )
-    parser.add_argument("--include", nargs="+", metavar="REGEX", help="select only names that one of these matches")
-    parser.add_argument("--exclude", nargs="+", metavar="REGEX", help="exclude names that one of these matches")
+    parser.add_argument("--include", nargs="+", metavar="REGEX", help="select only names that match one of these")
+    parser.add_argument("--exclude", nargs="+", metavar="REGEX", help="exclude names that match one of these")
     parser.add_argument("--steps", type=_steps, metavar="N", help="Newton-Schulz steps, or exact (default: 10)")
-    parser.add_argument("--coefficients", choices=get_args(Coefficients), help="of the steps (default: cubic)")
-    parser.add_argument("--scale", choices=get_args(Scale), help="of the new weight (default: paper)")
+    parser.add_argument("--coefficients", choices=get_args(Coefficients), help="their coefficients (default: cubic)")
+    parser.add_argument("--scale", choices=get_args(Scale), help="scale of the new weight (default: paper)")
     return parser
 
 

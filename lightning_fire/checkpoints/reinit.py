@@ -111,11 +111,11 @@ def main(args: Sequence[str] | None = None) -> Tally:
     """Run the command."""
     parser = shared_parser(
         "reinit",
-        "Write a copy of a checkpoint with reinitialized weights. Everything else in it is copied bit for bit. The"
-        " output is complete or does not exist.",
+        "Write a copy of a checkpoint with re-initialized weights. Everything else is copied bit for bit. The output"
+        " is written completely or not at all.",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, help="output, of the same kind as the input")
-    parser.add_argument("--force", action="store_true", help="replace the output if it exists; it may be the input")
+    parser.add_argument("--force", action="store_true", help="replace an existing output; it may be the input")
     parser.add_argument("--method", choices=_OWN, default="fire", help="default: fire")
     parser.add_argument(
         "--initial", type=Path, help="checkpoint with initial values, for shrink_and_perturb and full_reset"
@@ -125,7 +125,7 @@ def main(args: Sequence[str] | None = None) -> Tally:
     parser.add_argument(
         "--drop-optimizer-states",
         action="store_true",
-        help="drop the state of the optimizers in a checkpoint, which belongs to the old weights",
+        help="drop the optimizer state in the checkpoint, which belongs to the old weights",
     )
     return run(parser, args, _run)
 

@@ -35,9 +35,9 @@ def parser() -> argparse.ArgumentParser:
         prog="lightning-fire aggregate",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Sum up what compare has left for several tasks, as rliable does: the interquartile mean over all\n"
-        "runs of all tasks, how probable it is that a run is better than one of another method, and 95 % intervals of\n"
-        "both by bootstrap, stratified by task. Trains nothing.",
+        description="Summarize results of compare on several tasks, as rliable does: the interquartile mean over\n"
+        "all runs of all tasks, the probability that a run is better than a run of another method, and 95 % intervals of\n"
+        "both by bootstrap, stratified by task. Does not train.",
         epilog="human-normalized scores of the paper's games (random play and humans of Wang et al., ICML 2016):\n"
         "  lightning-fire aggregate runs/asterix=210:8503.3 runs/beam_rider=363.9:16926.5 runs/demon_attack=152.1:1971",
     )
@@ -45,19 +45,19 @@ def parser() -> argparse.ArgumentParser:
         "tasks",
         nargs="+",
         metavar="FOLDER[=LOW:HIGH]",
-        help="a folder with results.csv of compare; its scores become (score - LOW) / (HIGH - LOW), so that those of"
-        " different tasks may be averaged",
+        help="folder with results.csv of compare; with =LOW:HIGH its scores become (score - LOW) / (HIGH - LOW), so"
+        " that tasks can be averaged",
     )
     parser.add_argument(
         "--measure",
         choices=MEASURES,
         default="final",
-        help="column of results.csv, greater is better (default: final); of returns: before the event, final, mean"
-        " since the event; of accuracies: after_event, final, average at the ends of the chunks",
+        help="column of results.csv, larger is better (default: final); returns: before (the event), final, since"
+        " (mean since the event); accuracies: after_event, final, average (at the ends of the chunks)",
     )
-    parser.add_argument("--methods", nargs="+", help="in this order (default: all that every task has)")
+    parser.add_argument("--methods", nargs="+", help="methods, in this order (default: all that every task has)")
     parser.add_argument(
-        "--reference", help="method that the others are compared with (default: vanilla, or else the first)"
+        "--reference", help="method that the others are compared with (default: vanilla, otherwise the first)"
     )
     parser.add_argument(
         "--output", type=Path, default=Path("runs/aggregate"), help="folder for the results (default: runs/aggregate)"

@@ -46,65 +46,67 @@ def parser() -> argparse.ArgumentParser:
         "--methods",
         nargs="+",
         default=[VANILLA, "full_reset", "fire"],
-        help="of the recipe; vanilla is the recipe without one (default: vanilla full_reset fire; with --from: vanilla"
-        " scratch fire)",
+        help="methods of the recipe; vanilla is the recipe without a method (default: vanilla full_reset fire; with"
+        " --from: vanilla scratch fire)",
     )
     parser.add_argument(
         "--from",
         dest="checkpoint",
         type=Path,
         metavar="CKPT",
-        help="start all methods from the weights of this checkpoint, and its optimizer state where it fits; the data of"
-        " the recipe is new to them, so that methods act when training begins. Adds scratch: a new network, the same"
-        " training",
+        help="start all methods from the weights of this checkpoint, and from its optimizer state if it fits; the data"
+        " of the recipe counts as new, so that methods act at the start of training. Adds scratch: the same training"
+        " with a new network",
     )
     add_common_arguments(parser)
     parser.add_argument(
         "--reference",
-        help="method that the others are compared with, seed by seed (default: vanilla, or else the first)",
+        help="method that the others are compared with, seed by seed (default: vanilla, otherwise the first)",
     )
     parser.add_argument(
         "--starts",
         nargs="+",
-        help="of a recipe with `starts`: continue only from these of its checkpoints of phase 1 (default: all)",
+        help="for a recipe with `starts`: checkpoints of phase 1 to continue from (default: all)",
     )
     parser.add_argument(
         "--no-shared-start",
         action="store_true",
-        help="train each run on its first chunk of data by itself, also where methods only act on later ones",
+        help="train each run separately on its first chunk of data, even if methods act only on later ones",
     )
     parser.add_argument(
         "--keep-starts",
         action="store_true",
-        help="keep the checkpoints (and replay buffers) up to the first event, so that methods that are added later go"
-        " on from the same ones",
+        help="keep the checkpoints (and replay buffers) before the first event, so that methods added later start from"
+        " them",
     )
     parser.add_argument(
         "--no-report",
         action="store_true",
-        help="train, but print and write no results: one job of any scheduler, with one method and seed; when all have"
-        " ended, the command with all methods and seeds prints the table",
+        help="train without printing and writing results, for one job (one method and seed) of any scheduler;"
+        " afterwards the command with all methods and seeds prints the table",
     )
     parser.add_argument(
         "--worth",
         type=float,
         metavar="DIFFERENCE",
-        help="smallest difference of the metric that matters to you, for which the decision counts the seeds that are"
-        " missing (default: a tenth of the best gain over continuing, or half the standard deviation between seeds)",
+        help="smallest difference of the metric that matters to you; the decision says how many more seeds would"
+        " decide it (default: a tenth of the best gain over continuing, or half the standard deviation between seeds)",
     )
-    paper = parser.add_argument_group("for a paper, of finished runs")
+    paper = parser.add_argument_group("reporting finished runs, for a paper")
     paper.add_argument(
-        "--no-train", action="store_true", help="report the finished runs of --methods and --seeds, and train nothing"
+        "--no-train", action="store_true", help="report the finished runs of --methods and --seeds without training"
     )
-    paper.add_argument("--format", choices=["text", "latex", "csv", "markdown"], default="text", help="of the table")
     paper.add_argument(
-        "--labels", nargs="*", default=[], metavar="METHOD=LABEL", help="names of methods in table and figures"
+        "--format", choices=["text", "latex", "csv", "markdown"], default="text", help="format of the printed table"
     )
-    paper.add_argument("--title", help="of the figures (default: the first line of the recipe)")
+    paper.add_argument(
+        "--labels", nargs="*", default=[], metavar="METHOD=LABEL", help="names of methods in the table and figures"
+    )
+    paper.add_argument("--title", help="title of the figures (default: the first line of the recipe)")
     parser.add_argument(
         "--json",
         action="store_true",
-        help="at the end print the numbers of all runs as JSON lines, and the decision of each start",
+        help="also print the numbers of all runs, and the decision of each start, as JSON lines",
     )
     return parser
 
@@ -113,23 +115,26 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
     """Add the arguments shared by all commands that train a recipe."""
     parser.add_argument("recipe", help="YAML file with `methods`, or the short name of a shipped one")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
-    parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
+    parser.add_argument("--first-seed", type=int, default=0, help="first seed; the others follow (default: 0)")
     parser.add_argument("--output", type=Path, help=f"folder for logs and results (default: {output})")
     pairs: dict[str, Any] = {"nargs": "*", "action": "extend", "default": [], "metavar": "KEY=VALUE"}
     parser.add_argument(
-        "--set", help="override recipe keys in every run; keys under `method` only where every method has them", **pairs
+        "--set", help="override recipe keys in every run; keys under `method` only if every method has them", **pairs
     )
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="YAML file with keys that override the recipe's in every run, below --set: vision/gpu, or your own; its"
-        " `methods:` join those of the recipe",
+        help="YAML file with keys that override the recipe's in every run (--set overrides both): vision/gpu, or your"
+        " own; its `methods:` are added to those of the recipe",
     )
     parser.add_argument(
         "--metric", metavar="KEY", help="logged key that is compared, such as train/accuracy (default: val/accuracy)"
     )
     parser.add_argument(
-        "--mode", choices=["max", "min"], default="max", help="whether more of --metric is better, or less"
+        "--mode",
+        choices=["max", "min"],
+        default="max",
+        help="max: larger --metric is better; min: smaller is better",
     )
     add_engine_arguments(parser)
 
@@ -142,23 +147,25 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=["local", "slurm", "ray"],
         default="local",
-        help="this machine; or jobs of Slurm, 'lightning-fire[slurm]'; or tasks of Ray, 'lightning-fire[ray]'",
+        help="this machine, jobs of Slurm ('lightning-fire[slurm]'), or tasks of Ray ('lightning-fire[ray]')",
     )
     where.add_argument(
         "--engine-set",
         **pairs,
-        help="for Slurm what sbatch takes, as partition=gpu (cluster=local: no Slurm, to try); for Ray what ray.init"
-        " takes, as address=auto",
+        help="for Slurm: options of sbatch, such as partition=gpu (cluster=local: a trial without Slurm); for Ray:"
+        " arguments of ray.init, such as address=auto",
     )
     where.add_argument(
-        "--jobs", type=int, help="runs at a time (default: here one for each GPU, or else each core; elsewhere 1000)"
+        "--jobs",
+        type=int,
+        help="simultaneous runs (default: one per GPU, or per core without GPUs; elsewhere 1000)",
     )
-    where.add_argument("--cpus", type=int, help="cores of a run (default: an equal part of all; elsewhere 1)")
-    where.add_argument("--gpus", type=int, help="GPUs of a run (default: here one if there is any; elsewhere 0)")
+    where.add_argument("--cpus", type=int, help="cores per run (default: an equal part of this machine's; elsewhere 1)")
+    where.add_argument("--gpus", type=int, help="GPUs per run (default: 1 if this machine has any; elsewhere 0)")
     where.add_argument(
-        "--minutes", type=int, help="time of a job of Slurm, which then continues in another (default: a day)"
+        "--minutes", type=int, help="time limit of a Slurm job; the run then continues in another job (default: a day)"
     )
-    where.add_argument("--max-minutes", type=float, help="stop after this time; the same command continues")
+    where.add_argument("--max-minutes", type=float, help="stop after this time; the same command continues later")
 
 
 def common(options: argparse.Namespace, ending: str = "") -> tuple[Recipe, Path, range, dict[str, Any]]:

@@ -30,25 +30,24 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lightning-fire sweep",
         allow_abbrev=False,
-        description="Try the hyper-parameters of a method on a recipe, each with several seeds, and print a table, the"
-        " best first. A space of lists is tried as a grid, one with ranges by Optuna's TPE sampler. Finished runs are"
-        " not run again. The best is chosen on the test set: report it with seeds that had no part in the choice"
-        " (compare best.yaml --first-seed).",
+        description="Try settings of a method on a recipe, each with several seeds, and print a table, best first. A"
+        " search space of lists is a grid; ranges are sampled by Optuna's TPE. Finished runs are not run again. The"
+        " best setting is chosen on the test set: report it with other seeds (compare best.yaml --first-seed).",
     )
-    parser.add_argument("--method", required=True, help="the method whose hyper-parameters are tried")
+    parser.add_argument("--method", required=True, help="method to tune")
     parser.add_argument(
         "--space",
         type=Path,
-        help=f"YAML file: by method, for each hyper-parameter a list of values, or low, high and maybe log (default:"
+        help=f"YAML file: for each method and hyper-parameter a list of values, or low, high and maybe log (default:"
         f" {SEARCH_SPACE} beside the recipe or above it)",
     )
-    parser.add_argument("--trials", type=int, help="settings to try (default: the whole grid; needed for ranges)")
+    parser.add_argument("--trials", type=int, help="number of settings (default: the whole grid; required for ranges)")
     parser.add_argument(
         "--measure",
         default="final",
-        help="column of results.csv to maximize, or of losses to minimize, as average or online_last (default: final)",
+        help="column of results.csv to maximize (losses: minimize), such as average or online_last (default: final)",
     )
-    parser.add_argument("--prune", action="store_true", help="after each seed drop the worse half of the settings")
+    parser.add_argument("--prune", action="store_true", help="drop the worse half of the settings after each seed")
     add_common_arguments(parser, output="runs/<recipe>_<method>")
     return parser
 

@@ -117,8 +117,8 @@ class RecipeCLI(LightningCLI):
 
 _SELECT_HELP = """usage: lightning-fire select RECIPE --method NAME [-c MORE.yaml ...] [--KEY VALUE ...] [--json]
 
-Show which weights, parameters or units the methods of a recipe would act on, and why not on the others. Takes the same
-files and keys as lightning-fire fit, and trains nothing. --json prints a JSON list of the parameters instead.
+Show the weights, parameters or units that the methods of a recipe would act on, with reasons for the others.
+Takes the files and keys of lightning-fire fit, and does not train. --json prints a JSON list of the parameters instead.
 
   lightning-fire select quick_start --method fire"""
 

@@ -37,7 +37,7 @@ def init(args: Sequence[str] | None = None) -> Path:
         description="Write files to start from, for your own data and network, with comments on what to change.",
         epilog="templates:\n" + "\n".join(f"  {name:{width}}  {line}" for name, (line, *_) in TEMPLATES.items()),
     )
-    parser.add_argument("folder", type=Path, help="output folder; made if it does not exist")
+    parser.add_argument("folder", type=Path, help="output folder; created if it does not exist")
     parser.add_argument("--template", choices=TEMPLATES, default="images", help="(default: images)")
     options = parser.parse_args(args)
     folder: Path = options.folder

@@ -13,8 +13,8 @@ def recipes(args: Sequence[str] | None = None) -> dict[str, str]:
     argparse.ArgumentParser(
         prog="lightning-fire recipes",
         allow_abbrev=False,
-        description="List the recipes that come with the package, one a line: short name, and what it is. Commands that"
-        " take a recipe take such a name, or the path of a YAML file.",
+        description="List the recipes that come with the package, one per line: short name and description. Commands"
+        " accept such a name or the path of a YAML file.",
     ).parse_args(args)
     found = {}
     for name in shipped_recipes():  # up to the end of a sentence in the first line, otherwise its last punctuation mark
@@ -32,8 +32,8 @@ def recipe(args: Sequence[str] | None = None) -> str:
     parser = argparse.ArgumentParser(
         prog="lightning-fire recipe",
         allow_abbrev=False,
-        description="Print the file of a recipe that comes with the package, as for a copy:"
-        " lightning-fire recipe quick_start > mine.yaml",
+        description="Print the file of a recipe that comes with the package, for example to copy it: lightning-fire"
+        " recipe quick_start > mine.yaml",
     )
     parser.add_argument("recipe", metavar="NAME", help="short name of a recipe, see lightning-fire recipes")
     text = run(parser, args, lambda options: find_recipe(options.recipe).path.read_text(encoding="utf-8"))
