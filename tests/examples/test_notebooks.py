@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_fire.methods import Method
+
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ipynb"))
 
 
@@ -38,7 +40,7 @@ def test_there_are_three_notebooks_that_end_in_a_check_and_show_what_they_did():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_names_and_arguments_of_a_notebook_exist(path):
-    """What it imports from this package, and by which keywords it calls that."""
+    """What it imports from this package, by which keywords it calls that, and that a method is given to a callback."""
     tree, imported, seen = ast.parse(code_of(path)), {}, 0
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module.startswith("lightning_fire"):
@@ -49,6 +51,14 @@ def test_names_and_arguments_of_a_notebook_exist(path):
             keywords = {keyword.arg: None for keyword in call.keywords if keyword.arg}
             inspect.signature(imported[call.func.id]).bind(*call.args, **keywords)
             seen += 1
+        for given in call.args if isinstance(call, ast.Call) else []:
+            made = (
+                imported.get(given.func.id)
+                if isinstance(given, ast.Call) and isinstance(given.func, ast.Name)
+                else None
+            )
+            if inspect.isclass(made) and issubclass(made, Method):
+                assert ast.unparse(call.func) == "PlasticityCallback", ast.unparse(call)
     assert imported and seen
 
 
