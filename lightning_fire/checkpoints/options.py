@@ -1,14 +1,11 @@
 """Arguments shared by the commands `diagnose` and `reinit`."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_fire.checkpoints.folders import Folder
 from lightning_fire.checkpoints.formats import open_checkpoint
 from lightning_fire.checkpoints.model_config import read_config
-from lightning_fire.checkpoints.pickled import PickledCheckpoint, warning_of_torch
 from lightning_fire.checkpoints.stored import Checkpoint
 from lightning_fire.checkpoints.weights import select_weights
 from lightning_fire.functional.orthogonal import Coefficients, Scale
@@ -65,14 +62,11 @@ def shared_parser(command: str, description: str) -> argparse.ArgumentParser:
 
 
 def opened(options: argparse.Namespace) -> Checkpoint:
-    """Open the checkpoint that the arguments name, with a warning if this torch is unsafe with its format."""
+    """Open the checkpoint that the arguments name."""
     checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle, options.key)
     if unknown := [key for key in options.key if key not in checkpoint.keys]:
         held = ", ".join(filter(None, checkpoint.keys))
         raise ValueError(f"--key: {checkpoint.path} has no {unknown[0]}, but {held or 'one network without a key'}")
-    kind = checkpoint.kind if isinstance(checkpoint, Folder) else type(checkpoint)
-    if kind is PickledCheckpoint and (warning := warning_of_torch()):
-        print(f"warning: {warning}", file=sys.stderr)
     return checkpoint
 
 

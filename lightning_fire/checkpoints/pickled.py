@@ -1,6 +1,7 @@
 """Files of `torch.save`: Lightning checkpoints and state dicts."""
 
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,8 +104,13 @@ def warning_of_torch(version: str = torch.__version__) -> str:
 
 
 def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
-    """Load a file of `torch.save`, memory-mapped if possible; raise a ValueError if it is corrupt or unsafe."""
+    """Load a file of `torch.save`, memory-mapped where it allows that; a ValueError if it is corrupt or unsafe.
+
+    Warns if this torch is unsafe with such files.
+    """
     require_format(path)
+    if warning := warning_of_torch():
+        warnings.warn(warning, stacklevel=2)
     try:
         # files from before torch 1.6 are not zip archives and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))

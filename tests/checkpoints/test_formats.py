@@ -12,9 +12,11 @@ import torch
 from checkpoint_files import TAKEN, draw, error_of, reinit, small_state, write_safetensors
 from torch import nn
 
+from lightning_fire.checkpoints.earlier_training import read_earlier_training
 from lightning_fire.checkpoints.pickled import warning_of_torch
 from lightning_fire.cli import main
 from lightning_fire.functional import fire
+from lightning_fire.recipe.check import check_recipe
 
 FIRST_BYTES = {
     "model.gguf": (b"GGUF" + bytes(64), "is GGUF"),
@@ -242,12 +244,23 @@ def test_torch_before_2_10_is_warned_of(version, safe):
     assert bool(warning_of_torch(version)) != safe
 
 
-@pytest.mark.parametrize("command", ["diagnose", "reinit"])
-def test_a_pickle_under_an_old_torch_gives_a_warning(tmp_path, monkeypatch, capsys, command):
-    monkeypatch.setattr("lightning_fire.checkpoints.options.warning_of_torch", lambda: warning_of_torch("2.9.1"))
+READERS = {
+    "diagnose": lambda path, other: main(["diagnose", str(path)]),
+    "diagnose --reference": lambda path, other: main(["diagnose", str(other), "--reference", str(path)]),
+    "reinit": lambda path, other: main(["reinit", str(path), "-o", f"{path}.new{path.suffix}"]),
+    "reinit --initial": lambda path, other: main(
+        ["reinit", str(other), "-o", f"{path}.safetensors", "--method", "full_reset", "--initial", str(path)]
+    ),
+    "compare --from, decide": lambda path, other: read_earlier_training(path),
+    "fit --ckpt_path": lambda path, other: check_recipe({"trainer": {}, "seed_everything": 0, "ckpt_path": path}, ()),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pickle_under_an_old_torch_gives_a_warning(tmp_path, monkeypatch, reader):
+    monkeypatch.setattr("lightning_fire.checkpoints.pickled.warning_of_torch", lambda: warning_of_torch("2.9.1"))
     torch.save(small_state(), tmp_path / "in.pt")
-    write_safetensors(tmp_path / "in.safetensors", small_state())
-    for path, warned in ((tmp_path / "in.pt", True), (tmp_path / "in.safetensors", False)):
-        output = ["-o", str(tmp_path / f"out{path.suffix}")] if command == "reinit" else []
-        main([command, str(path), *output])
-        assert ("GHSA-63cw-57p8-fm3p" in capsys.readouterr().err) == warned
+    safe = write_safetensors(tmp_path / "in.safetensors", small_state())
+    with pytest.warns(UserWarning, match="GHSA-63cw-57p8-fm3p"):
+        READERS[reader](tmp_path / "in.pt", safe)
+    main(["diagnose", str(safe)])  # warnings are errors
