@@ -89,7 +89,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
     with closing(engine):
         if row:
             if row.source != sources.get(row.method, ""):
-                print(f"the code of {row.method} is another one than that of the row")
+                print(f"the code of {row.method} differs from that of the row")
             raise SystemExit(_check(row, suite, names, options, engine))
         for name in names:
             task = suite.tasks[name]
@@ -141,7 +141,7 @@ def _class_of(file: str, kind: str) -> Any:
     """Return a class of a file in the current folder, from which trainings import it."""
     path = Path(file)
     if path.suffix != ".py" or path.parent != Path() or not path.is_file():
-        raise ValueError(f"{file}:{kind}: {file} must be a Python file in the present folder")
+        raise ValueError(f"{file}:{kind}: {file} must be a Python file in the current folder")
     sys.path.insert(0, here := os.getcwd())
     try:
         found = getattr(importlib.import_module(path.stem), kind, None)

@@ -35,9 +35,9 @@ def parser() -> argparse.ArgumentParser:
         prog="lightning-fire aggregate",
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Summarize results of compare on several tasks, as rliable does: the interquartile mean over all\n"
-        "runs of all tasks, the probability that a run is better than a run of another method, and 95 % intervals\n"
-        "of both by bootstrap, stratified by task. Does not train.",
+        description="Summarize results of compare on several tasks, as rliable does: the interquartile mean over\n"
+        "all runs of all tasks, the probability that a run is better than a run of another method, and 95 %\n"
+        "intervals of both by bootstrap, stratified by task. Does not train.",
         epilog="human-normalized scores of the paper's games (random play and humans of Wang et al., ICML 2016):\n"
         "  lightning-fire aggregate runs/asterix=210:8503.3 runs/beam_rider=363.9:16926.5 runs/demon_attack=152.1:1971",
     )

@@ -351,7 +351,7 @@ def metric_of(run: Run, declared: str, options: argparse.Namespace) -> tuple[str
         return ("val/loss", "min") if declared == "loss" else ("val/accuracy", options.mode)
     train = run.recipe()["train"]
     if not isinstance(train, Mapping) or not train.get("metric"):
-        raise ValueError("name what the function logs and is to be compared, with --metric, or as train.metric")
+        raise ValueError("name the logged metric to compare, with --metric or as train.metric")
     return str(train["metric"]), str(train.get("mode", options.mode))
 
 

@@ -134,9 +134,9 @@ class DecisionRuns:
         if len(of) < 2 or len(set(of)) > 1:
             return ""
         return (
-            f"{VANILLA} has the same value with every seed. Unless the metric is at a bound, `train` does not follow"
-            " the seed: shuffle, and give the seed to a library that has one of its own. Until then all seeds are one"
-            " run, and the intervals are too narrow."
+            f"{VANILLA} has the same value with every seed. Unless the metric is at a bound, `train` ignores the seed:"
+            " shuffle the data, and pass the seed to libraries with their own generators. Until then all seeds are the"
+            " same run, and the intervals are too narrow."
         )
 
     @property
@@ -219,7 +219,9 @@ def decide(
         if done:
             print(f"{len(done)} of {len(asked)} runs had finished: remove {output} if the data has changed")
         elif others:
-            print(f"{output} also keeps {others} runs of another checkpoint, method or `train`, or of what that uses")
+            print(
+                f"{output} also keeps {others} runs of another checkpoint, method or `train`, or of code that it uses"
+            )
         for run in asked:
             if run not in rows:
                 name, seed, _ = run

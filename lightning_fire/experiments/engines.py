@@ -94,7 +94,7 @@ class Local:
         self.gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", there).split(",") if name]
         self.gpus_each = min(1, len(self.gpus)) if resources.gpus is None else resources.gpus
         if self.gpus_each > len(self.gpus):
-            raise ValueError(f"a run is to have {self.gpus_each} GPUs, this machine has {len(self.gpus)}")
+            raise ValueError(f"a run needs {self.gpus_each} GPUs, this machine has {len(self.gpus)}")
         cores = os.cpu_count() or 1
         room = len(self.gpus) // self.gpus_each if self.gpus_each else cores // (resources.cpus or 1)
         self.limit = jobs or max(1, room)

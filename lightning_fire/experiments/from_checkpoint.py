@@ -11,8 +11,8 @@ from lightning_fire.recipe.recipe import SCRATCH, VANILLA, Recipe
 
 OPTIMIZER_STATE = "start/optimizer_state"  # logged key: whether it was loaded
 HOLD_OUT = (
-    "--from: the validation data must not be among what {} was trained on, or continuing looks better than it is; this"
-    " cannot be checked here"
+    "--from: the validation data must not be part of the training data of {}, otherwise continuing looks better than it"
+    " is; this cannot be checked here"
 )
 
 

@@ -42,7 +42,7 @@ class ContinualBackprop(OfUnits, StepMethod):
             `"pre_activation"`, before both (the code of the FIRE paper's authors).
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If an argument is out of range.
 
     Example:

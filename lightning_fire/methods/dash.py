@@ -47,7 +47,7 @@ class DASH(EventMethod):
         optimizer_state: Whose optimizer state to drop: `keep`, `touched` or `all`.
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If an argument is out of range.
     """
 

@@ -45,7 +45,7 @@ class FIRE(EventMethod):
             `all` everything, as the paper does in vision and language (for every method: `OptimizerReset`).
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If an argument is out of range.
     """
 

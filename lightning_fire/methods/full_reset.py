@@ -40,7 +40,7 @@ class FullReset(ResetMethod):
             initial values, with the paper's scale: a control for FIRE that ignores the trained weights.
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If an argument is out of range.
     """
 

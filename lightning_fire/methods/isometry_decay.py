@@ -29,7 +29,7 @@ class IsometryDecay(PenaltyMethod):
             weight.
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If `strength` is below 0.
 
     Example:

@@ -24,7 +24,7 @@ class L2Init(PenaltyMethod):
         where: The penalized parameters. Default: `Parameters()`, all.
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If `strength` is below 0.
 
     Example:

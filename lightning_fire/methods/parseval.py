@@ -30,7 +30,7 @@ class Parseval(PenaltyMethod):
             paper's authors.
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If an argument is out of range.
 
     Example:

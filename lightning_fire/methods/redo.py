@@ -54,7 +54,7 @@ class ReDo(OfUnits, EventMethod):
             authors). `"gradient"`: mean |∂loss/∂w| over its incoming weights w (ReGraMa, Liu et al., 2025).
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If an argument is out of range.
 
     Example:

@@ -51,7 +51,7 @@ class SelectiveWeightReinit(StepMethod):
         seed: Seed of the new values, the same on every rank.
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If an argument is out of range, or a selected parameter is of a layer without `reset_parameters`.
 
     Example:

@@ -38,7 +38,7 @@ class SelfNormalizedReset(OfUnits, StepMethod):
             `"pre_activation"`, before both (the code of the FIRE paper's authors).
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If an argument is out of range.
 
     Example:

@@ -36,7 +36,7 @@ class ShrinkAndPerturb(ResetMethod):
         optimizer_state: Whose optimizer state to drop: `keep`, `touched` or `all`.
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If an argument is out of range.
     """
 

@@ -35,7 +35,7 @@ class SoftWeightRescaling(StepMethod):
             weight. Normalization layers are always rescaled.
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If an argument is out of range.
 
     Example:

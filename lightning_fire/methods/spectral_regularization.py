@@ -37,7 +37,7 @@ class SpectralRegularization(PenaltyMethod):
             weight.
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If `strength` is below 0.
 
     Example:

@@ -28,7 +28,7 @@ class WeightClipping(StepMethod):
             `Weights(preset="cnn", vectors=True)`, every Linear and convolution weight.
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
         ValueError: If `bound` is not above 0.
 
     Example:

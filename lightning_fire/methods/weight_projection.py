@@ -31,7 +31,7 @@ class WeightProjection(StepMethod):
             assumed to be the output layer.
 
     Raises:
-        TypeError: If `where` is another kind of selection.
+        TypeError: If `where` is a selection of a wrong kind.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.LayerNorm(3), nn.ReLU(), nn.Linear(3, 1))

@@ -50,7 +50,7 @@ def shard_by_block(net: nn.Module, mesh: Any, precision: str) -> None:
         return
     if mesh["tensor_parallel"].size() > 1:
         raise ValueError(
-            "LanguageModel shards by FSDP2 alone: use ModelParallelStrategy(data_parallel_size=number of all devices,"
+            "LanguageModel shards only by FSDP2: use ModelParallelStrategy(data_parallel_size=number of all devices,"
             f" tensor_parallel_size=1), got tensor_parallel_size={mesh['tensor_parallel'].size()}"
         )
     low = torch.bfloat16 if precision == "bf16-mixed" else None

@@ -138,6 +138,6 @@ def imported(key: str, path: str) -> Any:
     try:
         return pkgutil.resolve_name(path)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{key}: there is no module {error.name}, installed or in the present folder") from None
+        raise ValueError(f"{key}: there is no module {error.name}, installed or in the current folder") from None
     except Exception as error:  # the module is the user's, and may raise anything
         raise ValueError(f"{key}: {path} cannot be imported: {type(error).__name__}: {error}") from None

@@ -33,7 +33,7 @@ def hint(message: str) -> str | None:
     place = f"{key[1]}: " if key else ""
     if (found := re.search(r"No module named '([\w.]+)'", message)) and "pip install" not in message:
         known = [*(path.stem for path in Path().glob("*.py")), "lightning_fire"]
-        return f"{place}there is no module {found[1]}, installed or in the present folder" + nearest(found[1], known)
+        return f"{place}there is no module {found[1]}, installed or in the current folder" + nearest(found[1], known)
     if found := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
         is_kind, word = (inspect.isclass, "class ") if found[2][0].isupper() else (inspect.isfunction, "function ")
         known = [name for name, thing in vars(sys.modules.get(found[1], re)).items() if is_kind(thing)]

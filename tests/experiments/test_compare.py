@@ -612,7 +612,7 @@ class Own(SmallFashionMNISTDataModule):
             "own_data.Own.report must be one of accuracy, loss, return, as an attribute of the class",
         ),
         ("report = property(lambda self: 'loss')", "as an attribute of the class, got <property"),
-        ("import own_dtaa", "data: there is no module own_dtaa, installed or in the present folder"),
+        ("import own_dtaa", "data: there is no module own_dtaa, installed or in the current folder"),
         ("repot = undefined", "own_data.Own cannot be imported: NameError: name 'undefined' is not defined"),
     ],
 )
@@ -715,7 +715,7 @@ def test_processes_share_the_cores(monkeypatch):
         (2, "4"),
         (3, "4"),
     ]
-    with pytest.raises(ValueError, match="a run is to have 1 GPUs, this machine has 0"):
+    with pytest.raises(ValueError, match="a run needs 1 GPUs, this machine has 0"):
         engines.Local(1, engines.Resources(gpus=1))
 
 

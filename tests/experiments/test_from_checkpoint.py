@@ -119,7 +119,7 @@ def compare(recipe, *words):
 def test_scratch_and_vanilla_are_added_and_another_checkpoint_is_another_run(recipe, tmp_path, capsys):
     numbers = compare(recipe, "--from", "last.pt", "--methods", "fire")
     assert list(numbers.index.get_level_values("method")) == ["vanilla", "scratch", "fire"]
-    assert "the validation data must not be among what last.pt was trained on" in capsys.readouterr().out
+    assert "the validation data must not be part of the training data of last.pt" in capsys.readouterr().out
     settings = {m: yaml.safe_load((tmp_path / f"out/{m}/seed0/run.yaml").read_text()) for m in ("scratch", "fire")}
     starts = {m: of["trainer"]["callbacks+"][-1]["init_args"]["only_data"] for m, of in settings.items()}
     assert starts == {"scratch": True, "fire": False} and not (tmp_path / "out/shared_start").exists()

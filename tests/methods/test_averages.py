@@ -174,7 +174,7 @@ class WithCopy(Holder):
 def test_what_may_be_an_average_is_named(kind, name):
     model = WithCopy(kind)
     optimizer = torch.optim.Adam(model.net.parameters())
-    with pytest.warns(UserWarning, match=rf"does not restart {name}.* An average of the weights keeps the old ones"):
+    with pytest.warns(UserWarning, match=rf"does not restart {name}.* it keeps the old ones"):
         fire_(model, optimizers=optimizer)
 
 

@@ -437,6 +437,6 @@ def test_state_in_codes_is_left_with_a_warning():
     step(optimizer, list(net.parameters()), 0)
     (layer,) = HiddenUnits().select(net, lambda: net(torch.ones(2, 3)))
     before = optimizer.state[net[0].weight]["codes"].clone()
-    with pytest.warns(UserWarning, match="the state of Codes .* cannot begin again for some units"):
+    with pytest.warns(UserWarning, match="the state of Codes .* cannot be reset for some units"):
         Change(parts=unit_resets([(layer, torch.tensor([1]))], 0, optimizer)).make()
     assert torch.equal(optimizer.state[net[0].weight]["codes"], before)

@@ -133,7 +133,7 @@ def test_masters_out_of_reach_are_an_error_at_the_next_step(given):
     assert hooks() + hooks_of(optimizer) == 0
 
 
-@pytest.mark.filterwarnings("ignore:it cannot be found out what a new OwnMasters begins with")
+@pytest.mark.filterwarnings("ignore:the initial state of a new OwnMasters is unknown")
 @pytest.mark.parametrize("make", ["groups", "stash", "mapping", "param groups", "own"])
 @pytest.mark.parametrize("event", [FIRE(), FullReset(fresh_seed=0), ShrinkAndPerturb(strength=0.5, fresh_seed=0)])
 def test_masters_within_reach_follow_the_change(make, event):

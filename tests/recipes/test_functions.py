@@ -132,7 +132,7 @@ MISTAKES = {
     "-c {train: {init_args: {task: 3}}}": "own_loop.train has no argument task; did you mean tasks?",
     "--train.init_args.tasks abc": "train.init_args.tasks must be int, got abc",
     "-c {train: {function: own_loop.tran}}": "own_loop has no function tran; did you mean train?",
-    "-c {train: {function: own_lop.train}}": "there is no module own_lop, installed or in the present folder",
+    "-c {train: {function: own_lop.train}}": "there is no module own_lop, installed or in the current folder",
     "-c {train: {function: own_loop.number}}": "own_loop.number is not a function",
     "-c {train: {function: own_loop.lacking}}": "must take seed, method and log, and lacks log",
     "-c {train: own_loop.train}": "`train` must name its function",

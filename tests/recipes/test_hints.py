@@ -62,7 +62,7 @@ class Data(SmallFashionMNISTDataModule):
         (["--method.class_path", "own_hints.Owm"], "own_hints has no class Owm; did you mean Own?"),
         (
             ["--method.class_path", "own_hnits.Own"],
-            "there is no module own_hnits, installed or in the present folder; did you mean",
+            "there is no module own_hnits, installed or in the current folder; did you mean",
         ),
         # of a base class
         (

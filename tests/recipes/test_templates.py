@@ -27,7 +27,7 @@ METRIC = {"images": "val/accuracy", "tabular": "val/mae"}
 
 @pytest.fixture
 def begun(tmp_path, monkeypatch):
-    """Carry out `init` with a template in the present folder, an empty one."""
+    """Carry out `init` with a template in the current folder, an empty one."""
 
     def begin(name):
         main(["init", ".", "--template", name])

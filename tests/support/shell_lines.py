@@ -61,7 +61,7 @@ def check(words: Sequence[str], monkeypatch: Any) -> None:
 
     Args:
         words: A command, of `commands_of`.
-        monkeypatch: pytest's; the present folder must be one to write into.
+        monkeypatch: pytest's; the current folder must be one to write into.
     """
     program, *rest = (PLACEHOLDERS.get(word, word) for word in words)
     if program == "cd":

@@ -137,7 +137,7 @@ class EventCallback(MethodCallback):
             tell(f"{name} will not act in this fit: {self._explanation}.")
         elif awaits and trainer.current_epoch > 0 and not offers(source, HasChunkAt) and not time.has_changed(trainer):
             rank_zero_warn(
-                f"{name} does not know the data of earlier epochs: the present data counts as the first it has seen."
+                f"{name} does not know the data of earlier epochs: the current data counts as the first it has seen."
                 " AtNewData(skip_first=False) acts on it, as does a call of announce_new_data(trainer) before fit;"
                 " a DataModule with chunk_at(epoch) makes it known."
             )

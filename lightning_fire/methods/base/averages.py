@@ -173,8 +173,8 @@ def unknown_copies(model: nn.Module) -> list[str]:
     if not found:
         return []
     return [
-        f"does not restart {some(found, most=3)}: near what is trained, and not trained itself. An average of the"
-        " weights keeps the old ones, unless it is given as averages=…, or copied from them in `sync_targets()`"
+        f"does not restart {some(found, most=3)}: close to trained weights, but not trained. If this is an average of"
+        " the weights, it keeps the old ones: give it as averages=…, or copy the new weights to it in `sync_targets()`"
     ]
 
 

@@ -92,8 +92,8 @@ def _begin(what: Known, chosen: set[Tensor] | None) -> Iterator[str]:
         begin(what, chosen)
         if with_state and id(what.root.state) not in shown:
             yield (
-                f"it cannot be found out what a new {kind} begins with, as none can be made from its settings alone or"
-                " stepped with gradients alone: its state is dropped, and its next steps may not be those of a new one"
+                f"the initial state of a new {kind} is unknown, as it cannot be created from its settings or stepped"
+                " with gradients alone: its state is dropped, and its next steps may differ from those of a new one"
             )
         return
     as_new = what.steps_as_new(every)
@@ -106,8 +106,8 @@ def _begin(what: Known, chosen: set[Tensor] | None) -> Iterator[str]:
         keys = {key for each in beginnings for own in (each.attributes, *each.groups) for key in own}
         if not every and keys and what.steps_as_new(True):
             yield (
-                f"{kind} keeps {', '.join(map(repr, sorted(keys)))} for several parameters together, which stays at an"
-                " event that replaces some of them: their next steps differ from those of a new optimizer."
+                f"{kind} keeps {', '.join(map(repr, sorted(keys)))} for several parameters together, which is kept at"
+                " an event that replaces some of them: their next steps differ from those of a new optimizer."
                 ' With optimizer_state="all" they do not.'
             )
         else:

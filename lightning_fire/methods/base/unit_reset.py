@@ -166,8 +166,8 @@ def unit_resets(
         for state, start, optimizer in starts_in(parts, tensor):
             if start is None:
                 warn(
-                    f"the state of {type(optimizer).__name__} (averages of weights, 8-bit codes) cannot begin again for"
-                    " some units of a layer: that of re-initialized units stays as it was",
+                    f"the state of {type(optimizer).__name__} (averages of weights, 8-bit codes) cannot be reset for"
+                    " some units of a layer: that of re-initialized units is unchanged",
                     optimizer,
                 )
             else:
