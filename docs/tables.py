@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 
 DOCS = Path(__file__).parent
-MARKED = re.compile(r"(<!-- table (\{.*?\}) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- table (\{.*?\}) -->).*?(<!-- end -->)", re.DOTALL)
 NUMBER = ("column", "value", "sd", "low", "high", "seeds")
 CODE = {"method", "script"}  # columns whose cells are set as code
 NUMERIC = re.compile(r"[-+×]? ?\d")  # such columns are to the right
@@ -89,8 +89,9 @@ def shown(table: Mapping[str, Any]) -> str:
     rows = [[f"`{text}`" if name in CODE else text for name, text in zip(head, row, strict=True)] for row in rows]
     head = full(table)[0]
     sides = ["--:" if n and any(NUMERIC.match(row[n]) for row in rows) else "---" for n in chosen]
-    lines = [[head[n] for n in chosen], sides, *([row[n] for n in chosen] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    lines = [[head[n] for n in chosen], *([row[n] for n in chosen] for row in rows)]
+    heading, *body = (f"| {' | '.join(line)} |\n" for line in lines)
+    return "".join(["\n", heading, f"|{'|'.join(sides)}|\n", *body])
 
 
 def written(page: str) -> str:

@@ -94,16 +94,16 @@ def test_rows_and_columns_of_a_table(file):
         ["y", "0.3 ± 0.1", "–"],
     ]
     across = {**file, "where": {"column": "mean"}, "across": "stream", "head": "means", "rows": ["x"]}
-    assert SCRIPT["shown"](across) == "| means | a | b |\n| --- | --: | --: |\n| `x` | 0.5 ± 0.1 | 0.7 ± 0.1 |\n"
+    assert SCRIPT["shown"](across) == "\n| means | a | b |\n|---|--:|--:|\n| `x` | 0.5 ± 0.1 | 0.7 ± 0.1 |\n"
     assert SCRIPT["full"](across)[0] == ["means", "a", "b"]
     assert SCRIPT["shown"]({**across, "rows": []}) == ""
     assert SCRIPT["shown"]({**file, "where": {"stream": "a"}, "columns": ["method", "mean"]}).count("minus") == 0
 
 
 def test_a_table_is_written_between_its_marks(file):
-    mark = "<!-- table {file: file.csv, where: {stream: b}} -->\n"
+    mark = "<!-- table {file: file.csv, where: {stream: b}} -->"
     page = f"before\n{mark}old\n<!-- end -->\nafter"
-    table = "| method | mean |\n| --- | --: |\n| `x` | 0.7 ± 0.1 |\n"
+    table = "\n| method | mean |\n|---|--:|\n| `x` | 0.7 ± 0.1 |\n"
     assert SCRIPT["written"](page) == f"before\n{mark}{table}<!-- end -->\nafter"
 
 
