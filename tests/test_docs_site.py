@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 NOTEBOOKS = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.ipynb"))
-LONG = re.compile(r"results\.md|claims\.md|reference/.*")
+LONG = re.compile(r"claims\.md|reference/.*")
 FROM_ROOT = {"changelog.md", "contributing.md"}  # docs/hooks.py makes them
 
 
