@@ -1,7 +1,7 @@
 """Results of `benchmarks/gpu.py` as tables in Markdown.
 
 python benchmarks/gpu_tables.py [FOLDER]            # prints them; default: benchmarks/gpu
-python benchmarks/gpu_tables.py FOLDER --write      # puts those of a training and of an event into docs/speed.md
+python benchmarks/gpu_tables.py FOLDER --write      # puts that of an event into docs/speed.md
 """
 
 import argparse
@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parent / "docs" / "speed.md"
 BEGIN, END = "<!-- tables of benchmarks/gpu_tables.py -->\n", "<!-- end of the tables -->\n"
-ON_THE_PAGE = {"checks", "epoch_speed", "event_cost", "language_speed"}
+ON_THE_PAGE = {"event_cost"}
 FLOPS_A_TOKEN = 6 * 124e6 + 12 * 12 * 768 * 1024  # GPT-2 124M, blocks of 1024, forward and backward, as nanoGPT counts
 PEAK = {"A100": 312e12, "H100": 989e12, "H200": 989e12}  # operations a second, bf16, dense
 TRAINED = ", 1.6e4, float32"  # about the condition of trained weights: the others are left to the file
