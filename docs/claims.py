@@ -1,4 +1,4 @@
-"""The tables of docs/claims.md and docs/report.md, from docs/claims.yaml and the numbers on the pages that it names.
+"""The claims of docs/claims.md and the table of docs/report.md, from docs/claims.yaml and numbers on other pages.
 
 python docs/claims.py   # writes them
 """
@@ -153,7 +153,7 @@ def status(claim: Mapping[str, Any]) -> str:
 
 
 def shown(entry: Mapping[str, Any]) -> str:
-    """Return an entry as a line of a cell."""
+    """Return an entry as a line of the list."""
     link = entry["link"] if entry["link"].partition("#")[0].endswith(".md") else f"../{entry['link'].split('::')[0]}"
     part = f"({entry['part']}) " if "part" in entry else ""
     text = f"{BESIDE if entry.get('beside') else SIGNS[verdict(entry)]} {part}[{entry['scale']}]({link})"
@@ -167,15 +167,18 @@ def shown(entry: Mapping[str, Any]) -> str:
 
 
 def written(claims: list[dict[str, Any]]) -> str:
-    """Return the totals and the table, as Markdown."""
+    """Return the totals, and a section for each claim with its measurements, as Markdown."""
     count = Counter(map(status, claims))
     totals = ", ".join(f"{count[name]} {name}" for name in ("confirmed", "refuted", "undecided", "untried"))
-    rows = [f"{len(claims)} claims: {totals}.", "", "| | the paper says | where it does | status | what we measured |"]
-    rows.append("|--:|---|---|---|---|")
+    parts = [f"{len(claims)} claims: {totals}."]
     for number, claim in enumerate(claims, 1):
-        lines = [*map(shown, claim.get("evidence", [])), *([claim["note"]] if "note" in claim else [])]
-        rows.append(f"| {number} | {claim['claim']} | {claim['source']} | {status(claim)} | {'<br>'.join(lines)} |")
-    return "\n".join(rows) + "\n"
+        lines = [f"- {line}" for line in map(shown, claim.get("evidence", []))]
+        note = [f"\n{claim['note']}."] if "note" in claim else []
+        told = (
+            f'<a id="claim-{number}"></a>\n\n## {number}: {status(claim)}\n\n**{claim["claim"]}** ({claim["source"]}).'
+        )
+        parts.append("\n".join([told, *([""] if lines else []), *lines, *note]))
+    return "\n\n".join(parts) + "\n"
 
 
 def counts(claims: list[dict[str, Any]]) -> str:
@@ -184,7 +187,8 @@ def counts(claims: list[dict[str, Any]]) -> str:
     for number, claim in enumerate(claims, 1):
         verdicts = Counter(map(verdict, counted(claim)))
         cells = (str(verdicts[name] or "") for name in SIGNS)
-        rows.append(f"| {number} | {claim['claim']} | {status(claim)} | {' | '.join(cells)} |")
+        link = f"[{number}](claims.md#claim-{number})"
+        rows.append(f"| {link} | {claim['claim']} | {status(claim)} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
