@@ -36,7 +36,7 @@ CASES = {
         PIPELINE,
     ),
     "event_at_scale": ("--models tiny --ranks 2 3 --shrink 2", "models", {"tiny"}),
-    "event_by_ranks": ("--model dqn --rounds 1 --ranks 1 2", "ranks", {"1 ranks", "2 ranks"}),
+    "event_by_ranks": ("--model dqn --rounds 1 --ranks 2", "ranks", {"2 ranks"}),
     "environment_processes": ("--only cartpole --steps 5 --rounds 1", "environments", {"cartpole"}),
     "epoch_speed": (
         "--only small --rounds 1 --epochs 1 --batch 4 --batches 2",

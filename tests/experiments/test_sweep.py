@@ -108,17 +108,18 @@ def test_every_point_of_a_grid_is_tried_once(recipe, monkeypatch):
     assert all(seeds == [5, 6] for _, seeds in scores.seen)
 
 
+@pytest.mark.slow
 def test_ranges_are_searched_in_the_same_order_every_time(recipe, monkeypatch):
     scores = Scores(monkeypatch, lambda strength, seed: -abs(strength - 0.7) - abs(seed - 3))
-    best = tune(recipe, "--method", "range", "--trials", "60")
+    best = tune(recipe, "--method", "range", "--trials", "30")
     assert abs(best["strength"] - 0.7) < 0.2
     assert abs(best["seed"] - 3) <= 1
     first, scores.seen = scores.seen, []
-    assert tune(recipe, "--method", "range", "--trials", "60", "--output", "again") == best
+    assert tune(recipe, "--method", "range", "--trials", "30", "--output", "again") == best
     assert scores.seen == first
     scores.seen = []
-    tune(recipe, "--method", "range", "--trials", "40", "--output", "again")
-    assert tune(recipe, "--method", "range", "--trials", "60", "--output", "again") == best
+    tune(recipe, "--method", "range", "--trials", "20", "--output", "again")
+    assert tune(recipe, "--method", "range", "--trials", "30", "--output", "again") == best
     assert scores.seen == []  # what was trained is not trained again
 
 

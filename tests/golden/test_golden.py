@@ -11,7 +11,7 @@ import pytest
 from .__main__ import NOTHING_COMPARED, STORED
 
 ROOT = Path(__file__).parents[2]
-PARTS = 3  # processes, which run in parallel on several cores
+PARTS = 2  # processes, which run in parallel on two cores
 WATCHES = ("nothing", "plasticity_monitor", "plasticity_monitor_rare")  # do not change a training
 
 
