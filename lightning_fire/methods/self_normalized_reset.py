@@ -117,13 +117,13 @@ class _Resets(StepwiseReset["_Intervals"]):
 
     def forgetting(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> Change:
         """Change that restarts the intervals of the chosen units."""
-        begun_anew = [
+        restarted = [
             (each, each.without(torch.zeros_like(each.fired).index_fill(0, units, True)))
             for each, (_, units) in zip(self.statistics, chosen, strict=True)
         ]
 
         def forget() -> None:
-            for statistics, (intervals, age) in begun_anew:
+            for statistics, (intervals, age) in restarted:
                 statistics.intervals, statistics.age = intervals, age
 
         return Change(then=forget)
