@@ -35,7 +35,10 @@ def test_there_are_three_notebooks_that_end_in_a_check_and_show_what_they_did():
             if output.get("name") == "stderr"
             for line in "".join(output["text"]).splitlines()
         ]
-        assert all(line.startswith(("FIRECallback ", "fire acted ", "also reset: ")) for line in said), said
+        assert all(
+            line.startswith(("FIRECallback ", "fire acted ", "fire: this data is the first", "also reset: "))
+            for line in said
+        ), said
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
