@@ -78,6 +78,8 @@ def _kind_of_zip(path: Path) -> tuple[str, str] | None:
         return "a model of Keras", _KERAS
     if "archive_format" in members or "models/model.json" in members:
         return "a program of torch.export", "torch.save its state_dict"
+    if "policy.pth" in names:
+        return "an agent of Stable-Baselines3", f'its weights are zipfile.ZipFile("{path.name}").extract("policy.pth")'
     if "data.pkl" not in members:
         return "a zip archive, but not of torch.save", _UNPACK
     return None

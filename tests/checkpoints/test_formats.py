@@ -44,6 +44,10 @@ def other_files(folder):
     with zipfile.ZipFile(folder / "any.pt", "w") as archive:
         archive.writestr("readme.txt", "hello")
     yield folder / "any.pt", "is a zip archive, but not of torch.save"
+    with zipfile.ZipFile(folder / "agent.zip", "w") as archive:
+        archive.writestr("policy.pth", "")
+    extracted = 'zipfile.ZipFile("agent.zip").extract("policy.pth")'
+    yield folder / "agent.zip", f"is an agent of Stable-Baselines3: its weights are {extracted}"
     with tarfile.open(folder / "model.nemo", "w") as archive:
         archive.add(folder / "weight.npy")
     yield folder / "model.nemo", "is a tar archive: unpack it first"
