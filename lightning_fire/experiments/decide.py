@@ -134,9 +134,9 @@ class DecisionRuns:
         if len(of) < 2 or len(set(of)) > 1:
             return ""
         return (
-            f"{VANILLA} has the same value with every seed. Unless the metric is at a bound, `train` ignores the seed:"
-            " shuffle the data, and pass the seed to libraries with their own generators. Until then all seeds are the"
-            " same run, and the intervals are too narrow."
+            f"{VANILLA} has the same value with every seed. This is expected of a metric at its best or worst value."
+            " Otherwise `train` ignores the seed: shuffle the data, and pass the seed to libraries with their own"
+            " generators. Until then all seeds are the same run, and the intervals are too narrow."
         )
 
     @property
