@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional.checks import at_least
 from lightning_fire.integrations.base import say, undisturbed
+from lightning_fire.messages import tell_once
 from lightning_fire.methods import Attached, StepMethod, Training
 from lightning_fire.methods.base.one_step import readiness, sharpness_along
 from lightning_fire.methods.base.plasticity import (
@@ -39,9 +40,9 @@ class MeasurePlasticity(StepMethod):
     `plasticity/stable_rank` and `plasticity/entropy_rank` of the inputs of its last layer. Loss:
     `plasticity/readiness`, from its gradients on 4 batches, and `plasticity/critical_sharpness` on one batch, which
     takes a gradient and at most 10 forward passes. On several ranks both use means over ranks, and every rank must call
-    `metrics`. A metric that cannot be measured is left out, with the reason logged once: only weights are measured
-    without a way to run the model, and Stable-Baselines3 has no critical sharpness, as it cannot compute its loss at
-    other weights.
+    `metrics`. A metric that cannot be measured is left out, with the reason logged once per model: only weights are
+    measured without a way to run the model, and Stable-Baselines3 has no critical sharpness, as it cannot compute its
+    loss at other weights.
 
     Args:
         dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times the mean of its layer.
@@ -77,7 +78,7 @@ class _Measuring(Attached):
         try:
             self.layers = HiddenUnits().select(model, partial(training.forward, 1))
         except ValueError as error:
-            say(f"plasticity/dormant_fraction is not logged: {error}.")
+            self._tell(f"plasticity/dormant_fraction is not logged: {error}.")
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
@@ -96,7 +97,7 @@ class _Measuring(Attached):
                     values[name] = measure([p for p in self.model.parameters() if p.requires_grad])
             except (ValueError, RuntimeError) as error:
                 self.told.add(name)
-                say(f"plasticity/{name} is not logged: {error}.")
+                self._tell(f"plasticity/{name} is not logged: {error}.")
         return values
 
     def _ranks(self, forward: Callable[[], None]) -> dict[str, float]:
@@ -106,8 +107,12 @@ class _Measuring(Attached):
             return dict(report_of_features(gram_of_last_features(self.model, [torch.enable_grad()(forward)])).values)
         except ValueError as error:
             self.told.add("ranks")
-            say(f"plasticity/srank and other ranks are not logged: {error}.")
+            self._tell(f"plasticity/srank and other ranks are not logged: {error}.")
             return {}
+
+    def _tell(self, message: str) -> None:
+        """Log a message once per model: each `learn` of Stable-Baselines3 attaches the method again."""
+        tell_once(self.model, message, say)
 
     def _mean(self, tensor: Tensor) -> Tensor:
         return mean_over_ranks(tensor, self.training.ranks)

@@ -319,6 +319,17 @@ def test_a_callback_that_has_not_acted_says_so(caplog):
     assert "has not acted" not in caplog.text
 
 
+def test_what_cannot_be_measured_is_said_in_the_first_learn_only(caplog):
+    agent, measures = ppo(), Noting(MeasurePlasticity())
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            agent.learn(64, measures, reset_num_timesteps=False)
+        assert measures.timesteps == [32, 96]
+        assert caplog.text.count("plasticity/critical_sharpness is not logged: the loss cannot") == 1
+        ppo().learn(64, PlasticityCallback(MeasurePlasticity(), log_every=16))
+    assert caplog.text.count("plasticity/critical_sharpness is not logged") == 2  # another agent
+
+
 def test_a_fraction_is_said_to_be_of_all_calls_of_learn(caplog):
     """Of all timesteps so far the middle lies where the second begins, and for the third it has passed."""
     agent, fire, said = ppo(), Noting(FIRE()), []
