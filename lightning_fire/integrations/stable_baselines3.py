@@ -19,11 +19,20 @@ from torch.optim import Optimizer
 from lightning_fire.functional.checks import at_least
 from lightning_fire.integrations.base import Adapter, require_known_times, say, undisturbed
 from lightning_fire.integrations.measure_plasticity import MeasurePlasticity
-from lightning_fire.messages import logger
+from lightning_fire.messages import logger, tell_once
 from lightning_fire.methods import EventMethod, Method
 from lightning_fire.methods.base.method import schedule_of
 from lightning_fire.methods.base.wrong_library import OfOneLibrary
-from lightning_fire.when import AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, Schedule, schedules_in
+from lightning_fire.when import (
+    AtEpochs,
+    AtFraction,
+    AtNewData,
+    Clock,
+    EveryNEpochs,
+    EveryNSteps,
+    Schedule,
+    schedules_in,
+)
 
 __all__ = ["MeasurePlasticity", "PlasticityCallback"]
 
@@ -74,7 +83,7 @@ class PlasticityCallback(OfOneLibrary, BaseCallback):
         require_known_times(self._when, (AtNewData, AtEpochs, EveryNEpochs))
         self._log_every, self._logged = log_every, 0
         self._asked = 0  # last timestep at which the schedule was checked
-        self._begun, self._events_before = False, 1
+        self._begun, self._waited, self._events_before = False, False, 1
 
     def _init_callback(self) -> None:
         if not isinstance(self.model, OffPolicyAlgorithm | OnPolicyAlgorithm):
@@ -98,6 +107,7 @@ class PlasticityCallback(OfOneLibrary, BaseCallback):
         self._asked, self._logged = min(self._asked, self.num_timesteps), self.num_timesteps  # may count from 0 again
         self._begun, self._events_before = False, self._training.event
         self._begin()
+        self._waited = not self._begun
         schedules = [each for each in schedules_in(self._when) if isinstance(each, AtFraction)]
         if schedules == schedules_in(self._when):
             end = self.locals["total_timesteps"]
@@ -106,6 +116,21 @@ class PlasticityCallback(OfOneLibrary, BaseCallback):
                 f"{self.name} will {'' if coming else 'not '}act in this learn(): {self._when} is a fraction of all"
                 f" {end} timesteps. To act in each of several learn() give EveryNSteps(n), or call fire_ between them."
             )
+        self._warn_of_rollouts()
+
+    def _warn_of_rollouts(self) -> None:
+        """Warn once if events come within a `learn`, whose timesteps are rounded up to whole rollouts."""
+        if not isinstance(self.model, OnPolicyAlgorithm):
+            return
+        rollout = self.model.n_steps * self.model.n_envs
+        for each in schedules_in(self._when):
+            if isinstance(each, EveryNSteps) and each.n % rollout:
+                message = (
+                    f"{self.name}: {each} is not a multiple of a rollout, {rollout} timesteps (n_steps × environments),"
+                    " to which learn() rounds up: with several learn(), some events will be in the middle of one."
+                    f" Give both a multiple, such as {math.ceil(each.n / rollout) * rollout}."
+                )
+                tell_once(self, message, logger.warning)
 
     @property
     def name(self) -> str:
@@ -132,12 +157,8 @@ class PlasticityCallback(OfOneLibrary, BaseCallback):
             self._record(self._training.metrics())
         if not self._begun:
             return
-        clocks = (
-            Clock(epoch=0, step=step, epoch_start=False, progress=step / end, progress_before=(step - 1) / end)
-            for step in range(self._asked + 1, now + 1)
-        )
         note = partial(setattr, self, "_asked", now)
-        if not any(map(self._when.due, clocks)):
+        if not self._is_due(now, end):
             note()
             return
         copies = _targets_of(self.model.policy) if self._training.method.changes_weights else ()
@@ -147,6 +168,14 @@ class PlasticityCallback(OfOneLibrary, BaseCallback):
                 if isinstance(each, StopTrainingOnNoModelImprovement):
                     each.no_improvement_evals = 0
         self._record(values)
+
+    def _is_due(self, now: int, end: float) -> bool:
+        """Return whether the schedule is due at a timestep since the last check; `end`: number of all timesteps."""
+        clocks = (
+            Clock(epoch=0, step=step, epoch_start=False, progress=step / end, progress_before=(step - 1) / end)
+            for step in range(self._asked + 1, now + 1)
+        )
+        return any(map(self._when.due, clocks))
 
     def _record(self, values: Mapping[str, float]) -> None:
         for key, value in values.items():
@@ -158,10 +187,14 @@ class PlasticityCallback(OfOneLibrary, BaseCallback):
     def _on_training_end(self) -> None:
         self._training.close()
         if isinstance(self._training.method, EventMethod) and self._training.event == self._events_before:
-            say(
-                f"{self.name} has not acted in this learn(): {self._when} was not due up to the last rollout, which"
-                f" began at timestep {self._asked}"
-            )
+            if self._is_due(self.num_timesteps, math.inf):  # not by a fraction, which will be of more timesteps
+                data = "with data " if self._waited else ""
+                say(
+                    f"{self.name} will act at the first rollout {data}of the next learn(…, reset_num_timesteps=False):"
+                    f" {self._when} is due"
+                )
+            else:
+                say(f"{self.name} had no event in this learn(): {self._when} was not due at any of its rollouts")
 
 
 def _all_in(callback: Any) -> Iterator[Any]:

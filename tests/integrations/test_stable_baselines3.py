@@ -310,13 +310,37 @@ def test_a_callback_that_another_one_calls_in_a_rollout_is_an_error(kind):
         dqn().learn(32, [outer])
 
 
-def test_a_callback_that_has_not_acted_says_so(caplog):
-    with caplog.at_level(logging.INFO):
-        ppo().learn(64, PlasticityCallback(FIRE(), AtFraction(0.9)))
-        assert "fire has not acted in this learn(): AtFraction(fraction=0.9) was not due up to the last" in caplog.text
+def test_a_callback_that_has_not_acted_says_whether_the_next_learn_begins_with_an_event(caplog):
+    def said(method, when, timesteps):
         caplog.clear()
-        ppo().learn(64, PlasticityCallback(FIRE()))
-    assert "has not acted" not in caplog.text
+        ppo().learn(timesteps, PlasticityCallback(method, when))
+        return [record.message for record in caplog.records if "act" in record.message or "event" in record.message]
+
+    with caplog.at_level(logging.INFO):
+        for when in (AtFraction(0.9), EveryNSteps(96)):
+            assert f"fire had no event in this learn(): {when} was not due at any" in said(FIRE(), when, 64)[-1]
+        due = "of the next learn(…, reset_num_timesteps=False): EveryNSteps(n=64) is due"
+        assert said(FIRE(), EveryNSteps(64), 64) == [f"fire will act at the first rollout {due}"]
+        assert said(ReDo(), EveryNSteps(64), 64) == [f"redo will act at the first rollout with data {due}"]
+        (acted,) = said(FIRE(), EveryNSteps(64), 96)
+        assert acted.startswith("fire acted at timestep 64 (")
+
+
+def test_a_schedule_of_other_than_whole_rollouts_is_warned_of_once(caplog):
+    """With `learn` of as many timesteps the third event is in the middle of the third one, from 128 to 192."""
+    agent, fire = ppo(), Noting(FIRE(), [EveryNSteps(50), AtFraction(0.99)])
+    for _ in range(3):
+        agent.learn(50, fire, reset_num_timesteps=False)
+    assert fire.timesteps == [64, 128, 160]
+    warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 1
+    assert "EveryNSteps(n=50) is not a multiple of a rollout, 32 timesteps (n_steps × environments)" in warned[0]
+    assert warned[0].endswith(" Give both a multiple, such as 64.")
+    caplog.clear()
+    ppo().learn(64, PlasticityCallback(FIRE(), EveryNSteps(64)))
+    dqn().learn(64, PlasticityCallback(FIRE(), EveryNSteps(50)))
+    ppo().learn(64, PlasticityCallback(MeasurePlasticity()))
+    assert "multiple" not in caplog.text
 
 
 def test_what_cannot_be_measured_is_said_in_the_first_learn_only(caplog):
@@ -340,9 +364,9 @@ def test_a_fraction_is_said_to_be_of_all_calls_of_learn(caplog):
         caplog.clear()
     assert fire.timesteps == [64, 128]
     assert "fire will act in this learn(): AtFraction(fraction=0.5) is a fraction of all 128 timesteps." in said[0]
-    assert "; 5 of 5 weight matrices, preset cnn)" in said[0] and "has not acted" not in said[0]
+    assert "; 5 of 5 weight matrices, preset cnn)" in said[0] and "no event" not in said[0]
     assert "fire will not act in this learn(): AtFraction(fraction=0.5) is a fraction of all 384 timesteps." in said[2]
-    assert "give EveryNSteps(n), or call fire_ between them" in said[2] and "has not acted in this learn()" in said[2]
+    assert "give EveryNSteps(n), or call fire_ between them" in said[2] and "had no event in this learn()" in said[2]
     with caplog.at_level(logging.INFO):
         ppo().learn(64, PlasticityCallback(FIRE(), EveryNSteps(32)))
         ppo().learn(64, PlasticityCallback(L2Init(1e-3)))
