@@ -1,9 +1,11 @@
 """Each snippet of docs/your_own_training.md and docs/continual_rl.md runs as its section describes."""
 
+import copy
 import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,8 @@ for library in ("accelerate", "pytorch_lightning", "stable_baselines3", "torchrl
     pytest.importorskip(library)
 
 import own_trainings  # noqa: E402
-from pages import names_of_the_reader  # noqa: E402
+import stable_baselines3  # noqa: E402
+from pages import blocks_of, names_of_the_reader, undefined_names  # noqa: E402
 
 from lightning_fire import Weights  # noqa: E402
 from lightning_fire.functional import dfi_normalized  # noqa: E402
@@ -26,15 +29,19 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run the snippet of a section alone, with the names that the section calls the reader's; return all names."""
+    """Run one snippet of a section alone, with the names that the section calls the reader's; return all names."""
     monkeypatch.chdir(tmp_path)
 
-    def run_section(title):
+    def run_section(title, number=0, shorter=()):
         of_the_reader = own_trainings.names(tmp_path)
         if title == "CleanRL":
             of_the_reader["optimizer"] = of_the_reader["q_optimizer"]
-        text, code = re.search(r"(.*?)```python\n(.*?)```", SECTIONS[title], re.DOTALL).groups()
-        names = {name: of_the_reader[name] for name in names_of_the_reader(text)}
+        snippet = list(re.finditer(r"```python\n(.*?)```", SECTIONS[title], re.DOTALL))[number]
+        code = snippet[1]
+        for long, short in shorter:
+            assert long in code
+            code = code.replace(long, short)
+        names = {name: of_the_reader[name] for name in names_of_the_reader(SECTIONS[title][: snippet.start()])}
         exec(compile(code, title, "exec"), names)
         return names
 
@@ -66,8 +73,52 @@ def test_pytorch_lightning(run):
     assert counted == {"net.0.weight": 8, "net.0.bias": 16, "net.2.weight": 8, "net.2.bias": 16}
 
 
+def ppo(environment):
+    return stable_baselines3.PPO("MlpPolicy", environment, n_steps=32, batch_size=32, n_epochs=1, device="cpu", seed=0)
+
+
+def test_every_snippet_on_environments_can_be_copied_alone():
+    for block in blocks_of(DOCS / "continual_rl.md", "python"):
+        assert not undefined_names(block.code) - block.yours, block.code
+
+
+def test_stable_baselines3_between_two_trainings(run, tmp_path):
+    ppo("CartPole-v1").learn(64).save(tmp_path / "agent")
+    names = run("Stable-Baselines3", shorter=[("10_240", "64")])
+    agent = names["agent"]
+    steps = steps_of(agent.policy.optimizer, agent.policy)
+    assert agent.num_timesteps == 128
+    assert {name: 4 - 2 * (p.ndim == 2 and len(p) > 1) for name, p in agent.policy.named_parameters()} == steps
+    assert deviation(agent.policy) < 0.05
+    said = re.search(r"Shrink and perturb: `(.*?)`, then `(.*?)`", " ".join(SECTIONS["Stable-Baselines3"].split()))
+    before = copy.deepcopy(agent.policy.state_dict())
+    exec(f"from lightning_fire import initial_values, shrink_and_perturb_\n{said[1]}\n{said[2]}", names)
+    for name, value in agent.policy.state_dict().items():
+        torch.testing.assert_close(value, (before[name] + names["initial"][name]) / 2)
+    assert not agent.policy.optimizer.state
+
+
+@pytest.mark.parametrize("with_adam", [False, True])
+def test_stable_baselines3_decides(run, tmp_path, with_adam):
+    """Also with the state of Adam, as the page says."""
+    agent = ppo("CartPole-v1").learn(32)
+    agent.save(tmp_path / "agent")
+    text, start = " ".join(SECTIONS["How to decide"].split()), "start(agent.policy)"
+    zipped = re.search(r"`(zipfile\..*?)`", text)[1]
+    os.rename(eval(zipped, {"zipfile": zipfile}), "old.pt")
+    if with_adam:
+        state, start = re.search(r"with its state, save `(.*?)` and call `(.*?)`", text).groups()
+        torch.save(eval(state, {"agent": agent}), "old.pt")
+    shorter = [("10_240", "32"), ("=40", "=1"), ("seeds=5", "seeds=1"), ("def train", "begun = {}\n\ndef train")]
+    shorter += [('device="cpu"', 'device="cpu", n_steps=32, batch_size=32, n_epochs=1')]
+    shorter += [("start(agent.policy)", f"{start}\n    begun[start.name] = len(agent.policy.optimizer.state)")]
+    begun = run("How to decide", shorter=shorter)["begun"]
+    expected = {"vanilla": 12, "scratch": 0, "fire": 7, "shrink_and_perturb": 0}
+    assert begun == (expected if with_adam else dict.fromkeys(expected, 0))
+
+
 def test_stable_baselines3(run, caplog):
-    agent = run("Stable-Baselines3")["agent"]
+    agent = run("Stable-Baselines3", 1)["agent"]
     assert "fire acted at timestep 200 (dfi_normalized " in caplog.text
     steps = steps_of(agent.policy.optimizer, agent.q_net)
     assert steps["q_net.0.bias"] > steps["q_net.0.weight"] == steps["q_net.4.weight"]

@@ -87,6 +87,7 @@ def names(folder: object) -> dict[str, object]:
         "q_optimizer": q_optimizer,
         "target_network": target_network,
         "environments": [gymnasium.make("CartPole-v1") for _ in range(2)],
+        "new_environment": gymnasium.make("CartPole-v1"),
         "runner": SimpleNamespace(alg=algorithm, learn=learn),
         "total_steps": 200,
         "train_one_step": train_one_step,
