@@ -334,7 +334,7 @@ class NeedsAModel(Adam):
 
 
 def test_an_optimizer_that_cannot_be_made_is_named():
-    with pytest.warns(UserWarning, match="what a new NeedsAModel begins with"):
+    with pytest.warns(UserWarning, match="the initial state of a new NeedsAModel is unknown"):
         optimizer, parameters, _ = after_an_event(lambda parameters: NeedsAModel(parameters, nn.Linear(1, 1)), slice(1))
     assert parameters[0] not in optimizer.state
     assert parameters[1] in optimizer.state
@@ -352,7 +352,7 @@ class NeedsAGraph(MadeAtOnce):
 def test_an_optimizer_that_cannot_be_tried_is_named_and_has_the_state_that_it_makes_at_once():
     parameters = weights()
     optimizer = NeedsAGraph(parameters)
-    with pytest.warns(UserWarning, match="what a new NeedsAGraph begins with"):
+    with pytest.warns(UserWarning, match="the initial state of a new NeedsAGraph is unknown"):
         reset_optimizer_state(optimizer, parameters[:1])
     for seed in range(2):
         for parameter in parameters:

@@ -95,5 +95,5 @@ def test_a_network_without_blocks_is_an_error():
 
 def test_tensor_parallelism_is_an_error():
     mesh = {"tensor_parallel": types.SimpleNamespace(size=lambda: 2)}
-    with pytest.raises(ValueError, match=r"FSDP2 alone: use ModelParallelStrategy\(data_parallel_size=number of all"):
+    with pytest.raises(ValueError, match=r"only by FSDP2: use ModelParallelStrategy\(data_parallel_size=number of all"):
         shard_by_block(net_of("ours"), mesh, "32-true")

@@ -206,7 +206,7 @@ def test_the_recipe_can_name_the_metric(here, capsys):
 
 
 def test_without_a_metric_nothing_is_trained(here):
-    with pytest.raises(ValueError, match=r"with --metric, or as train\.metric"):
+    with pytest.raises(ValueError, match=r"with --metric or as train\.metric"):
         main(["compare", "recipe.yaml", "--output", "out", "--methods", "vanilla"])
     assert here.calls == []
 
