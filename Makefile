@@ -28,7 +28,7 @@ REPORT := $(VENV)-report
 # with a script that uses the public names as a user does
 TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods callbacks optim integrations \
   checkpoints metrics recipe experiments data experience modules nets contracts.py distributed.py messages.py \
-  prepare_text.py cli.py atomic.py printable.py _private.py _lightning.py)) tests/public_types/user_script.py
+  prepare_text.py cli.py atomic.py elsewhere.py printable.py _private.py _lightning.py)) tests/public_types/user_script.py
 # on as many processes as there are cores
 PYTEST := python -m pytest -n auto --dist worksteal
 

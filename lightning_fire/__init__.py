@@ -145,7 +145,9 @@ def _imported(name: str) -> Any:
 
         return metadata.version("lightning-fire")
     if name not in __all__:
-        raise AttributeError(f"module 'lightning_fire' has no attribute {name!r}")
+        from lightning_fire.elsewhere import no_name
+
+        raise no_name(__name__, name)
     if name in ("functional", "methods"):
         return importlib.import_module(f"lightning_fire.{name}")
     for home in [_ELSEWHERE[name]] if name in _ELSEWHERE else _HOMES:

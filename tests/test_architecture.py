@@ -11,12 +11,14 @@ EVERYWHERE = {
     "_private",
     "atomic",
     "contracts",
+    "elsewhere",
     "printable",
 }  # every room may import these, of torch and tqdm alone
 # room -> the rooms of the package that it may import from
 MAY_IMPORT = {
     "_private": set(),
     "atomic": set(),
+    "elsewhere": set(),
     "printable": set(),
     "_lightning": set(),
     "contracts": set(),
@@ -69,6 +71,7 @@ MAY_IMPORT = {
 ALLOWED_OUTSIDE = {
     "_private": {"torch", "tqdm"},
     "atomic": set(),
+    "elsewhere": set(),
     "printable": set(),
     "functional": {"torch"},
     "distributed": {"torch"},

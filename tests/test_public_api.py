@@ -37,6 +37,19 @@ def test_names_at_the_top():
         _ = lightning_fire.Fire
 
 
+@pytest.mark.parametrize("asked", ["lightning_fire", "lightning_fire.integrations"])
+@pytest.mark.parametrize("module", PUBLIC[1:])
+def test_a_public_name_of_another_module_is_named_with_it(asked, module):
+    """`from … import …` shows the message of an ImportError, and hides that of an AttributeError."""
+    here = vars(importlib.import_module(asked)).get("__all__", [])
+    names = [name for name in importlib.import_module(module).__all__ if name not in here]
+    for name in names[:2]:
+        with pytest.raises(ImportError, match=rf"^{asked} has no {name}: import it from (.+ or )?{module}( or |$)"):
+            exec(f"from {asked} import {name}")
+        assert not hasattr(importlib.import_module(asked), name)  # jsonargparse asks for short paths of classes
+    assert names or module == "lightning_fire.callbacks"
+
+
 @pytest.mark.parametrize("module", PUBLIC)
 def test_everything_public_has_a_docstring(module):
     module = importlib.import_module(module)

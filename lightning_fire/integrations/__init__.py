@@ -1,1 +1,10 @@
 """Callbacks for other training libraries: Hugging Face `Trainer`, Stable-Baselines3."""
+
+from typing import TYPE_CHECKING
+
+from lightning_fire.elsewhere import no_name
+
+if not TYPE_CHECKING:  # a type checker would accept any name
+
+    def __getattr__(name):
+        raise no_name(__name__, name)
