@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from torch import Tensor
@@ -71,6 +72,14 @@ class Folder(Checkpoint):
                 shard.save(part / shard.path.name, [name for name in names if self._shard_of[name] is shard], change)
 
 
+def kind_of(folder: Path) -> type[Safetensors | PickledCheckpoint] | None:
+    """Return the kind of the files with the weights of a folder; None if it has none."""
+    for kind in (Safetensors, PickledCheckpoint):
+        if any((folder / name).is_file() for name in (kind.single, index_of(kind))):
+            return kind
+    return None
+
+
 def index_of(kind: type[Safetensors | PickledCheckpoint]) -> str:
     """Return the name of the index file, which maps each tensor to a file of the folder."""
     return f"{kind.single}.index.json"
@@ -99,9 +108,15 @@ def contents_of(folder: Path) -> str:
             "is a sharded checkpoint of torch.distributed.checkpoint. Its .metadata is a pickle, which can run code"
             f" when it is read: if you trust its source, convert it to one file by {words}"
         )
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: int((re.findall(r"\d+", path.name) or [0])[-1]))
-    found = [path for path in found if path.is_dir()][::-1]
-    found += sorted(file for depth in ("", "*/", "*/*/") for ending in _ENDINGS for file in folder.glob(depth + ending))
-    found += [path.parent for path in sorted(folder.glob("*/.metadata"))]
-    some = ", ".join(map(str, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-    return "has no model.safetensors or pytorch_model.bin, whole or with an index" + (f": name {some}" if found else "")
+    files = (file for depth in ("", "*/", "*/*/") for ending in _ENDINGS for file in folder.glob(depth + ending))
+    files = (file for file in files if not _STATE.match(file.name))
+    found = {file.parent if kind_of(file.parent) else file for file in files}
+    found |= {file.parent for file in folder.glob("*/.metadata")}
+    named = f": name {some(list(map(str, sorted(found, key=_folders_first))), most=3)}" if found else ""
+    return f"has no model.safetensors or pytorch_model.bin, whole or with an index{named}"
+
+
+def _folders_first(path: Path) -> tuple[object, ...]:
+    """Order paths: folders before files; in a folder its checkpoints last, the newest of them first."""
+    step = re.fullmatch(r"checkpoint-(\d+)", path.name)
+    return path.is_file(), path.parent, -int(step[1]) if step else -inf, path.name

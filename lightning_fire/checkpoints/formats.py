@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_fire.checkpoints.folders import Folder, contents_of, index_of
+from lightning_fire.checkpoints.folders import Folder, contents_of, index_of, kind_of
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.safetensors_file import Safetensors
 from lightning_fire.checkpoints.stored import Checkpoint
@@ -32,8 +32,8 @@ def open_checkpoint(path: Path, unsafe_pickle: bool = False, keys: Sequence[str]
     for kind in (Safetensors, PickledCheckpoint):
         if path.name == index_of(kind):
             return Folder(path.parent, kind, unsafe_pickle)
-        if any((path / name).is_file() for name in (kind.single, index_of(kind))):
-            return Folder(path, kind, unsafe_pickle)
+    if held := kind_of(path):
+        return Folder(path, held, unsafe_pickle)
     if path.is_dir():
         raise ValueError(f"{path} {contents_of(path)}")
     if path.suffix == ".safetensors":

@@ -98,13 +98,26 @@ def test_folders_of_torch_save_are_read_and_written(tmp_path, name):
         assert torch.equal(new[key], fire(value) if key in TAKEN else value), key
 
 
-def test_a_folder_names_the_checkpoints_in_it(tmp_path):
-    for step in (500, 1000, 90):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        write_safetensors(tmp_path / f"checkpoint-{step}" / "model.safetensors", small_state())
+def test_a_folder_names_the_weights_in_it(tmp_path):
+    """Those that can be given: neither the files in a folder that is read as one, nor states of a training."""
+    for name in ("checkpoint-500", "checkpoint-1000", "checkpoint-90", "model"):
+        trainer_folder(tmp_path / name)
+        torch.save({}, tmp_path / name / "rng_state.pth")
+        (tmp_path / name / "training_args.bin").touch()
+    (tmp_path / "training_args.bin").touch()
+    (tmp_path / "checkpoint-2000").mkdir()  # removed by save_total_limit, or not written yet
     message = error_of("diagnose", tmp_path)
-    names = [f"{tmp_path}/checkpoint-{step}" for step in (1000, 500, 90)]
-    assert message.endswith(f"whole or with an index: name {', '.join(names)} and 3 more")
+    names = [f"{tmp_path}/{name}" for name in ("model", "checkpoint-1000", "checkpoint-500")]
+    assert message.endswith(f"whole or with an index: name {', '.join(names)} and 1 more")
+    (tmp_path / "checkpoint-90" / "model.safetensors").unlink()
+    write_safetensors(tmp_path / "checkpoint-500" / "adapter.safetensors", small_state())
+    assert error_of("diagnose", tmp_path).endswith(f": name {', '.join(names)}")
+    write_safetensors(tmp_path / "checkpoint-90" / "adapter_model.safetensors", small_state())
+    torch.save(small_state(), tmp_path / "last.pt")
+    assert error_of("diagnose", tmp_path).endswith(f": name {', '.join(names)} and 2 more")
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "part.safetensors")
+    (tmp_path / "model" / "model.safetensors.index.json").touch()
+    assert error_of("diagnose", tmp_path).endswith(f": name {', '.join(names)} and 2 more")
     logs = tmp_path / "logs"
     (logs / "version_0" / "checkpoints").mkdir(parents=True)
     torch.save(small_state(), logs / "version_0" / "checkpoints" / "last.ckpt")
