@@ -77,8 +77,8 @@ def _dfi(view: WeightView) -> float:
     return value
 
 
-def table(rows: Sequence[Diagnosis]) -> str:
-    """Format a diagnosis as a table, with means."""
+def table(rows: Sequence[Diagnosis], steps: int | str) -> str:
+    """Format a diagnosis as a table, with means and the steps of FIRE."""
     cells = [("weight", "shape", *(head for _, head in METRICS.values()))]
     for row in rows:
         values = [_short(getattr(row, attribute)) for attribute, _ in METRICS.values()]
@@ -90,7 +90,7 @@ def table(rows: Sequence[Diagnosis]) -> str:
     summary = f"{len(rows)} weight matrices: mean DfI {mean}"
     if norm := sum(each.norm**2 for each in known):
         moved = sum(each.sfe_normalized * each.norm**2 for each in known if isfinite(each.sfe_normalized))
-        summary += f", SFE/‖W‖² of all together {_short(moved / norm)}"
+        summary += f", SFE/‖W‖² of all together {_short(moved / norm)} (--steps {steps})"
     return f"{columns(cells)}\n{summary}"
 
 
@@ -161,7 +161,7 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
     if options.json == _STDOUT:
         print(json.dumps(as_json(rows), indent=1, allow_nan=False))  # control characters are escaped
     else:
-        print(printable(f"{options.checkpoint}: {checkpoint.description}\n\n{table(rows)}"))
+        print(printable(f"{options.checkpoint}: {checkpoint.description}\n\n{table(rows, options.steps or 10)}"))
         if left:
             print(printable(f"\n{selection}" if options.all else f"not taken: {about(left)}"))
         of = "the reference" if reference else "new weights"

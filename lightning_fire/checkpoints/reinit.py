@@ -156,10 +156,12 @@ def _run(options: argparse.Namespace) -> Tally:
     checkpoint.save(options.output, names, change)
     if tally.zeros:
         notes.append(f"left at zero, as zero matrices have no nearest isometry: {some(tally.zeros)}")
-    matrices = f"{tally.changed} weight matrices in " if options.method == "fire" else ""
+    matrices, steps = "", ""
+    if options.method == "fire":
+        matrices, steps = f"{tally.changed} weight matrices in ", f" (--steps {options.steps or 10})"
     print(
         f"{options.output}: {options.method} replaced {matrices}{len(names)} of {len(checkpoint.tensors)} tensors,"
-        f" SFE/‖W‖² of all together {tally.sfe_normalized:.4g}, {time.perf_counter() - start:.1f} s"
+        f" SFE/‖W‖² of all together {tally.sfe_normalized:.4g}{steps}, {time.perf_counter() - start:.1f} s"
     )
     print(printable("".join(f"note: {note}\n" for note in notes)), end="")
     return tally

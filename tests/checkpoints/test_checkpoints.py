@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -337,6 +338,18 @@ def test_diagnose_does_not_conclude(tmp_path, capsys, weight):
     assert recipe == "RECIPE"
     options = parser().parse_args(["quick_start", *words])
     assert (options.methods, options.seeds) == (["fire"], 5)  # vanilla and scratch are added
+
+
+@pytest.mark.parametrize("steps", [[], ["--steps", "5"], ["--steps", "exact"]], ids=["default", "5", "exact"])
+def test_the_total_of_both_commands_is_of_the_same_steps(tmp_path, capsys, steps):
+    path = write_safetensors(tmp_path / "model.safetensors", {"fc.weight": draw(12, 12)})
+    (row,) = main(["diagnose", str(path), *steps])
+    tally = reinit(path, "-o", tmp_path / "out.safetensors", *steps)
+    assert row.sfe_normalized == pytest.approx(tally.sfe_normalized, rel=1e-4)
+    printed = capsys.readouterr().out
+    totals = re.findall(r"SFE/‖W‖² of all together ([\d.]+) \((--steps \w+)\)", printed)
+    assert [words for _, words in totals] == [" ".join(steps or ["--steps", "10"])] * 2
+    assert float(totals[0][0]) == pytest.approx(float(totals[1][0]), abs=1e-4)
 
 
 def test_diagnose_compares_with_a_reference(tmp_path, capsys):
