@@ -16,6 +16,7 @@ from lightning_fire.recipe.parser import add_method_keys
 
 # in tests/examples
 OWN_TEST = {"continual_rl", "detectors_and_forecasters", "your_own_training"}
+OF_WHOLE_BLOCKS = ROOT / "docs" / "decide.md"  # a reader copies the block of one library
 OF_SCRIPTS = {"fine_tuning_again", "language_in_phases"}  # of examples/neighbours, which need other libraries
 REPOSITORY = "lightning-fire/lightning-fire"
 ABSOLUTE = re.compile(rf"https://(github\.com/{REPOSITORY}/blob|raw\.githubusercontent\.com/{REPOSITORY})/main/")
@@ -30,7 +31,7 @@ def test_code_has_all_its_names(page):
     """Each is built in, defined or imported above on the page, or said to be the reader's: "your `model`"."""
     code = ""
     for block in blocks_of(page, "python"):
-        code += block.code
+        code = block.code if page == OF_WHOLE_BLOCKS else code + block.code
         missing = undefined_names(code) - block.yours
         assert not missing, f"{page.name}: {sorted(missing)} are missing in\n{block.code}"
 
@@ -70,6 +71,7 @@ def test_code_runs(page, monkeypatch, tmp_path):
     }
     names = {}
     for block in blocks_of(page, "python"):
+        names = {} if page == OF_WHOLE_BLOCKS else names
         names |= {name: of_the_reader[name] for name in block.yours - names.keys()}
         exec(compile(block.code, str(page), "exec"), names)
 
