@@ -56,8 +56,8 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
         when: Schedule, or several of which any may be due; a step is an optimizer step. Default: that of the method.
         start_chunk: Number of changes of the data before which it does nothing, at least 0.
         name: Prefix of the logged keys instead of the method's own.
-        log: Function that gets the metrics as a dict, instead of `log_history`; `trainer.log` writes them to loggers
-            such as TensorBoard.
+        log: Function that gets the metrics as a dict, instead of `log_history`. `lambda values: trainer.log(values)`,
+            with the `trainer` made later, writes them there and to loggers such as TensorBoard.
         losses: For a method that needs data: function from the model to losses of batches, `lambda model: (loss for
             …)`. Default: the loss returned by the model, on batches of a data set with a length.
         averages: One or several averages of the weights, which restart from new weights, such as `EMAModel` of

@@ -2,8 +2,11 @@
 
 import re
 import shlex
+import shutil
+from pathlib import Path
 
 import pytest
+import torch
 
 for library in ("accelerate", "pytorch_lightning", "safetensors", "torchrl", "transformers"):
     pytest.importorskip(library)
@@ -11,9 +14,11 @@ for library in ("accelerate", "pytorch_lightning", "safetensors", "torchrl", "tr
 import own_trainings  # noqa: E402
 from language_models import FAMILIES  # noqa: E402
 from pages import ROOT, blocks_of  # noqa: E402
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 
 from lightning_fire.cli import main  # noqa: E402
 from lightning_fire.functional import dfi_normalized  # noqa: E402
+from lightning_fire.integrations.huggingface import PlasticityCallback  # noqa: E402
 from lightning_fire.where import Weights  # noqa: E402
 
 PAGE = ROOT / "docs" / "language_in_phases.md"
@@ -52,3 +57,36 @@ def test_the_table_is_that_of_the_tests():
         tested = [name.partition(",")[0] for name, family in FAMILIES.items() if family.tied == (output == "tied")]
         assert families.split(", ") == list(dict.fromkeys(tested))
     assert list(rows) == ["its own", "tied"]
+
+
+def test_the_script_of_a_month_is_interrupted_and_continues(tmp_path, monkeypatch):
+    """One event at the begin of each month but the first, in TensorBoard once; the bits are those of a whole month."""
+    theirs = own_trainings.names(tmp_path)
+    theirs["language_model"].save_pretrained(tmp_path / "base")
+    settings = {"max_steps": 4, "save_steps": 2, "logging_steps": 1, "use_cpu": True}
+    names = {"base": "base", "months": [*theirs["texts"], theirs["texts"][0]], "settings": settings}
+    block = blocks_of(PAGE, "python")[1].code
+    weights = {}
+    for place in ("whole", "interrupted"):
+        shutil.copytree(tmp_path / "base", tmp_path / place / "base")
+        monkeypatch.chdir(tmp_path / place)
+        for month in (0, 1):
+            if (place, month) == ("interrupted", 1):
+                with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                    patch.setattr(PlasticityCallback, "on_log", interrupt_after_a_checkpoint)
+                    exec(block, names)
+                assert Path("runs/month1/checkpoint-2").is_dir()
+            exec(block, names)
+            events = [entry["step"] for entry in names["trainer"].state.log_history if "fire/sfe" in entry]
+            assert events == [0] * month
+        weights[place] = names["model"].state_dict()
+        curves = [EventAccumulator(str(file)).Reload() for file in Path("runs").rglob("*tfevents*")]
+        assert sum("train/fire/sfe" in each.Tags()["scalars"] for each in curves) == 1
+    for name, value in weights["whole"].items():
+        assert torch.equal(value, weights["interrupted"][name]), name
+
+
+def interrupt_after_a_checkpoint(callback, args, state, *_, **__):
+    """`on_log` of a callback; settings log each step."""
+    if state.global_step == 3:
+        raise KeyboardInterrupt
