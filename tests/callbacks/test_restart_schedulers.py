@@ -6,10 +6,16 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint
-from small_training import GrowingData, PlainModule, assert_same_weights, fitted, resumed_from, trainer
+from small_training import GrowingData, PlainData, PlainModule, assert_same_weights, fitted, resumed_from, trainer
 from torch.optim import lr_scheduler
 
-from lightning_fire import UPGD, FIRECallback, RestartSchedulers
+from lightning_fire import (
+    UPGD,
+    FIRECallback,
+    Log,
+    PlasticityMonitor,
+    RestartSchedulers,
+)
 
 EPOCHS = 2  # of each chunk; 2, 4 and 6 batches an epoch
 
@@ -58,10 +64,10 @@ def scheduled(*args):
     return Scheduled(*args)
 
 
-def expected(scheduler):
+def expected(scheduler, lengths=(4, 8, 12)):
     """The rates of a new schedule for each chunk."""
     rates = []
-    for steps in (4, 8, 12):
+    for steps in lengths:
         optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=0.01)
         schedule = SCHEDULERS[scheduler](optimizer, steps)
         for _ in range(steps):
@@ -104,6 +110,27 @@ def test_a_resumed_run_equals_an_uninterrupted_one(scheduler, tmp_path):
     )
     assert rates.seen == pytest.approx(expected(scheduler)[8:], rel=1e-12)
     assert_same_weights(whole, resumed)
+
+
+class Month(PlainData):
+    def __init__(self, month):
+        super().__init__()
+        self.chunk = month
+
+
+@pytest.mark.parametrize("other", [FIRECallback, PlasticityMonitor])
+def test_added_in_a_later_month_it_knows_the_data_from_another_callback(other, tmp_path):
+    """And restarts a schedule that has ended."""
+    save = ModelCheckpoint(tmp_path, "month0", save_on_train_epoch_end=True)
+    fitted(other(), save, module=scheduled("one cycle"), data=Month(0), max_epochs=EPOCHS)
+    others, restart, rates = [other(), FIRECallback(log=Log(name="new"))], RestartSchedulers(), Rates()
+    ckpt = {"ckpt_path": tmp_path / "month0.ckpt", "max_epochs": 2 * EPOCHS}
+    fitted(restart, *others, rates, module=scheduled("one cycle"), data=Month(1), **ckpt)
+    assert [callback.num_events for callback in (others[1], restart)] == [1, 1]
+    assert rates.seen == pytest.approx(expected("one cycle", [8]), rel=1e-12)
+    same = RestartSchedulers()
+    fitted(same, other(), module=scheduled("cosine"), data=Month(0), **ckpt)
+    assert same.num_events == 0
 
 
 class Factor(PlainModule):

@@ -135,6 +135,8 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.progress.return_to_epoch_end(checkpoint)
+        if self.state_key not in checkpoint["callbacks"]:
+            self.progress.take_data_of(checkpoint["callbacks"])
 
     def selecting(self, trainer: Trainer, pl_module: LightningModule) -> AbstractContextManager[Any]:
         """Context manager: selections take only what the optimizers of the Trainer train.

@@ -110,6 +110,17 @@ class Progress:
         again = not self.fitting and self._epoch == trainer.current_epoch
         self._announced |= not again
 
+    def take_data_of(self, states: Mapping[str, Any]) -> None:
+        """Take the progress and the data from the state of another callback in a checkpoint; events are its own.
+
+        Args:
+            states: States of callbacks by key, which are loaded after this call.
+        """
+        for state in states.values():
+            time = state.get("time") if isinstance(state, Mapping) else None
+            if isinstance(time, Mapping) and time.keys() >= self.state_dict().keys() and time["number"] is not None:
+                return self.load_state_dict({**time, "last_event": None, "readings": {}})
+
     def follow_older_data(self) -> None:
         """Count the first data of the next fit as new: the module has been trained before, elsewhere."""
         self._chunk, self._announced = 0, True
