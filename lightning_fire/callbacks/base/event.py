@@ -62,12 +62,14 @@ class EventCallback(MethodCallback):
         replaces_weights: Whether an event changes the output of the network.
         remakes_network: Whether the result counts as a new network: averages of weights and best scores of other
             callbacks restart.
+        changes_module: Whether an event changes the module, and not only its optimizers and schedulers.
         logs_curvature: Whether λ_max is logged by default.
     """
 
     name = "event"
     replaces_weights = True
     remakes_network = True
+    changes_module = True
     logs_curvature = False
 
     def __init__(self, when: Schedule | Sequence[Schedule] | None = None, log: Log | None = None, start_chunk: int = 0):
@@ -131,15 +133,20 @@ class EventCallback(MethodCallback):
         self._events_before, self._first_chunk = self.num_events, chunk_of(source)
         if time.follows_finished and self._first_chunk is None and acts_on_first(self.when):
             time.announce(trainer)  # a new training, which starts with this data
-        self._explanation, self._idle = explain(self.when, self.progress, trainer)
+        self._explanation, self._idle = explain(self.when, self.progress, trainer, self.changes_module)
         if self._idle:
+            resumed = ""
+            if trainer.ckpt_path and not time.follows_finished:
+                resumed = ", which is right if you resume an interrupted training"
+                resumed += f", in which it acted {self.num_events} time(s)" if self.num_events else ""
             tell = rank_zero_warn if time.follows_finished or (awaits and num_chunks == 1) else inform
-            tell(f"{name} will not act in this fit: {self._explanation}.")
+            tell(f"{name} will not act in this fit{resumed}: {self._explanation}.")
         elif awaits and trainer.current_epoch > 0 and not offers(source, HasChunkAt) and not time.has_changed(trainer):
             rank_zero_warn(
                 f"{name} does not know the data of earlier epochs: the current data counts as the first it has seen."
-                " AtNewData(skip_first=False) acts on it, as does a call of announce_new_data(trainer) before fit;"
-                " a DataModule with chunk_at(epoch) makes it known."
+                " If it is newer than that of the checkpoint, call announce_new_data(trainer) before fit, this once:"
+                " later checkpoints know the data. AtNewData(skip_first=False) acts on it, too, and a DataModule with"
+                " chunk_at(epoch) makes it known."
             )
         elif awaits and num_chunks is not None and asks_once(trainer):
             rank_zero_warn(f"{name} waits for {type(source).__name__}.chunk to change, but {ASKS_ONCE}.")

@@ -13,7 +13,7 @@ _RELOAD = "Trainer(reload_dataloaders_every_n_epochs=1)"
 ASKS_ONCE = f"the Trainer asks for the training data only once: set {_RELOAD}"
 
 
-def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, bool]:
+def explain(schedule: Schedule, time: Progress, trainer: Trainer, changes_module: bool = True) -> tuple[str, bool]:
     """Explain what will count as new data in this fit, with advice; also return whether no data can be new.
 
     The text is empty if the schedule does not depend on new data.
@@ -31,6 +31,9 @@ def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, 
     if False in kinds or unknown or (may_change and (seen or num_chunks is not None)):
         return explanation, False
     skip_none = "use when=AtNewData(skip_first=False)"
+    if not seen and not changes_module and not trainer.ckpt_path:
+        new = "A fit without ckpt_path begins with new optimizers and schedules: nothing is to do"
+        return f"{explanation}. {new}", not may_change
     if not seen:
         return f"{explanation}. If this process continues from weights trained before, {skip_none}", not may_change
     advice = (

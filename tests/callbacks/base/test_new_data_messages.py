@@ -13,6 +13,9 @@ from lightning_fire import (
     AtEpochs,
     AtNewData,
     FIRECallback,
+    OptimizerReset,
+    PlasticityCallback,
+    RestartSchedulers,
     announce_new_data,
 )
 
@@ -70,6 +73,15 @@ def test_a_fit_on_loaded_weights_logs_before_and_after_training_why_it_does_not_
         "FIRECallback has selected 3 of 3 weight matrices, preset cnn (net.0.weight … net.5.weight). print("
     )
     assert after == f"FIRECallback did not act in this fit: AtNewData(skip_first=True) was never due. {reason}"
+
+
+@pytest.mark.parametrize("callback", [RestartSchedulers, lambda: PlasticityCallback(OptimizerReset())])
+def test_in_a_fit_with_schedules_of_its_own_there_is_no_advice_to_act(callback, caplog):
+    with caplog.at_level("INFO"):
+        fitted(callback(), data=PlainData(), max_epochs=1)
+    before = next(text for text in caplog.messages if "will not act in this fit" in text)
+    assert before.endswith("A fit without ckpt_path begins with new optimizers and schedules: nothing is to do.")
+    assert "skip_first=False" not in caplog.text
 
 
 @pytest.mark.parametrize("place", ["end of epoch", "after validation", "every step"])
@@ -196,7 +208,10 @@ def test_a_checkpoint_of_an_earlier_epoch_and_a_later_end_are_an_interrupted_tra
     with caplog.at_level(logging.INFO):
         train(recorder, PlainData(), ckpt_path=tmp_path / "step=4.ckpt", max_epochs=4)
     assert recorder.acted_at == []
-    assert logged(caplog)[-2].startswith("Recorder will not act in this fit: PlainData has no `chunk` attribute: ")
+    assert logged(caplog)[-2].startswith(
+        "Recorder will not act in this fit, which is right if you resume an interrupted training, in which it acted 1"
+        " time(s): PlainData has no `chunk` attribute: "
+    )
 
 
 def test_an_announcement_counts_if_the_checkpoint_has_no_callback_state(tmp_path):
