@@ -344,8 +344,8 @@ def _what_is_open(pairs: Sequence[Difference], worth: float) -> str:
         return f"{more:.0f} more seed{'s' * int(more != 1)} would decide a difference of {_rounded(worth, worth)}."
     decided = max(half_width(pair.spread, pair.seeds + FEASIBLE, pair.level) for pair in pairs)
     return (
-        f"Differences below {_rounded(decided, decided)} would need more than {FEASIBLE} further seeds: treat them as"
-        " zero."
+        f"{FEASIBLE} further seeds would not decide the {_rounded(worth, worth)} that matters, but a difference of"
+        f" {_rounded(decided, decided)}: treat smaller ones as zero."
     )
 
 

@@ -158,7 +158,8 @@ def test_it_says_what_more_seeds_would_decide():
     assert some.more_seeds == seeds_for(found.spread, 0.005, found.level) - 5
     many = decision_of(values, "accuracy", worth=5e-4)
     half = stats.t.ppf(1 - found.level / 2, 34) * found.spread / np.sqrt(35)
-    assert f"Differences below {half:.4f} would need more than 30 further seeds: treat them as zero." in many.text
+    rest = f"the 0.00050 that matters, but a difference of {half:.4f}: treat smaller ones as zero."
+    assert f"30 further seeds would not decide {rest}" in many.text
     assert many.more_seeds > 100
 
 
