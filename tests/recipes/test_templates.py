@@ -80,7 +80,7 @@ def test_every_method_of_a_template_trains(name, begun):
     acting = [c for c in trained.trainer.callbacks if isinstance(c, PlasticityCallback)]
     assert [callback.num_events for callback in acting] == [trained.datamodule.num_chunks - 1] * 2
     assert trained.trainer.current_epoch == trained.datamodule.total_epochs == {"images": 2, "tabular": 6}[name]
-    assert {"full_reset", "shrink_and_perturb", "fire"} == set(find_recipe("recipe.yaml").methods)
+    assert {"full_reset", "shrink_and_perturb", "fire", "fire_procrustes"} == set(find_recipe("recipe.yaml").methods)
     for method in find_recipe("recipe.yaml").methods:
         words = ["fit", "recipe.yaml", "--method", method, *options_of(name), *QUIET.split()]
         main([*words, "--trainer.fast_dev_run", "1"])
