@@ -146,13 +146,23 @@ class ByName:
             return "not included"
         return "excluded" if any(re.search(p, name) for p in self.exclude or () for name in names) else ""
 
-    def check(self, names: Sequence[str], thing: str = "weight") -> None:
-        """Raise a ValueError if a pattern matches none of the names: it is misspelt."""
+    def check(self, names: Sequence[str], thing: str = "weight", never: Mapping[str, str] | None = None) -> None:
+        """Raise a ValueError if a pattern matches none of the names: it is misspelt, or only for names `never` taken.
+
+        Args:
+            names: Names that may be taken.
+            thing: What they are.
+            never: Kinds of parameters that are never taken, by name.
+        """
         for argument in ("include", "exclude"):
             for pattern in getattr(self, argument) or ():
                 if not any(re.search(pattern, name) for name in names):
+                    found = {name: kind for name, kind in (never or {}).items() if re.search(pattern, name)}
+                    only = some([f"{name} ({kind})" for name, kind in found.items()], most=2)
+                    only = f", only {only}, never taken" if found else ""
                     raise ValueError(
-                        f"`{argument}` has {pattern!r}, which matches no {thing}; there are: {some(names) or 'none'}"
+                        f"`{argument}` has {pattern!r}, which matches no {thing}{only}; there are:"
+                        f" {some(names) or 'none'}"
                     )
 
 

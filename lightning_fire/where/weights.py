@@ -113,7 +113,12 @@ class Weights(ByName):
         preset = self.preset_for(candidates, is_causal_language_model(module))
         parameters, known = _parameters_of(module), {candidate.views[0].parameter for candidate in candidates}
         passed_over = [each.names[0] for p, each in parameters.items() if each.may_be_weight and p not in known]
-        reasons = self.reasons(candidates, preset, passed_over)
+        never = {
+            each.names[0]: _why_no_weight(each.names[0], p) or type(each.owner).__name__
+            for p, each in parameters.items()
+            if p not in known
+        }
+        reasons = self.reasons(candidates, preset, passed_over, never)
         lost = [c for c in candidates if c.parametrization and not all(reasons[view] for view in c.views)]
         if lost:
             raise ValueError(_about_parametrizations(lost))
@@ -163,11 +168,18 @@ class Weights(ByName):
         return replace(candidate, views=candidate_in((widths, blocks), candidate.whole).views, reason=reason)
 
     def reasons(
-        self, candidates: Sequence[Candidate], preset: str, others: Sequence[str] = ()
+        self,
+        candidates: Sequence[Candidate],
+        preset: str,
+        others: Sequence[str] = (),
+        never: Mapping[str, str] | None = None,
     ) -> dict[WeightView, str]:
-        """Return for each view of candidates why it is not taken; patterns may also match the names `others`."""
+        """Return for each view of candidates why it is not taken; patterns may also match the names `others`.
+
+        Kinds of parameters that are `never` taken are named in the error about a pattern that matches only them.
+        """
         known = [name for c in candidates for name in (*(view.name for view in c.views), *c.aliases)]
-        self.check([*known, *others])
+        self.check([*known, *others], never=never)
         found = {}
         for candidate in candidates:
             for view in candidate.views:

@@ -504,6 +504,12 @@ def test_a_network_that_is_only_named_target_is_taken(layers):
             "`exclude` has 'layer9', which matches no weight; there are",
         ),
         (
+            lambda: Weights(exclude=["emb|bias"]).select(
+                nn.ModuleDict({"emb": nn.Embedding(3, 2), "out": nn.Linear(2, 2)})
+            ),
+            r"matches no weight, only emb\.weight \(Embedding\), out\.bias \(not a matrix\), never taken; there are",
+        ),
+        (
             lambda: Weights("vit").select(small()),
             r"selects no weight of Sequential: 2 not in preset vit \(0\.weight, 3\.weight\); 1 depthwise",
         ),
