@@ -108,18 +108,20 @@ def test_code_is_that_of_a_script(page):
 
 def own_method(monkeypatch, tmp_path):
     """Return the module `mine` that the page on own methods shows."""
-    (tmp_path / "mine.py").write_text(blocks_of(ROOT / "docs" / "own_method.md", "python")[0].code)
+    code = [block.code for block in blocks_of(ROOT / "docs" / "own_method.md", "python") if "Method)" in block.code]
+    (tmp_path / "mine.py").write_text("\n".join(code))
     monkeypatch.syspath_prepend(tmp_path)
     return importlib.import_module("mine")
 
 
-def test_the_own_method_is_saved_in_the_configuration_of_a_run(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("kind", "arguments"), [("HalveSmallest", {"fraction": 0.2}), ("NoiseOnIdle", {})])
+def test_the_own_method_is_saved_in_the_configuration_of_a_run(kind, arguments, monkeypatch, tmp_path):
     own_method(monkeypatch, tmp_path)
     parser = ArgumentParser(exit_on_error=False)
     add_method_keys(parser)
-    given = {"method": {"class_path": "mine.HalveSmallest", "init_args": {"fraction": 0.2}}}
+    given = {"method": {"class_path": f"mine.{kind}", "init_args": arguments}}
     saved = parser.dump(parser.parse_object(given))
-    assert "HalveSmallest" in saved
+    assert kind in saved
     assert "Unable" not in saved
 
 

@@ -115,7 +115,8 @@ class PlasticityCallback(EventCallback):
                 self._let_go()
                 self._method = self.method.attach(pl_module, training)
                 self._method.watching = False
-                self._method.load_state_dict(self._state)
+                if self._state:
+                    self._method.load_state_dict(self._state)
                 selected = self._method.selected()
             else:
                 assert isinstance(self.method, EventMethod)  # methods that act at every step

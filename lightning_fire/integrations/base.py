@@ -106,7 +106,8 @@ class Adapter(Training):
         if not self._parts:
             raise problems[0]
         for part, state in zip(self._parts, self._states, strict=False):
-            part.load_state_dict(state)
+            if state:
+                part.load_state_dict(state)
 
     def _around(self, optimizer: Optimizer, part: Attached) -> Sequence[Any]:
         """Call a method around each step of an optimizer; a step skipped by a gradient scaler does not count."""

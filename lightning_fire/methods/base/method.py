@@ -315,7 +315,7 @@ class Attached:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`. A missing entry keeps its initial value."""
+        """Restore a `state_dict`; not called in a new training, nor with an empty one."""
 
     def selected(self) -> str:
         """Describe briefly what it acts on, such as the number of units."""
