@@ -44,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=int, help="number of settings (default: the whole grid; required for ranges)")
     parser.add_argument(
         "--measure",
-        default="final",
-        help="column of results.csv to maximize (losses: minimize), such as average or online_last (default: final)",
+        help="column of results.csv to maximize (losses: minimize), such as average (default: that of the decision of"
+        " compare: final, of streams online_last)",
     )
     parser.add_argument("--prune", action="store_true", help="drop the worse half of the settings after each seed")
     add_common_arguments(parser, output="runs/<recipe>_<method>")
@@ -94,6 +94,7 @@ class Sweep:
         seeds: Seeds of each setting.
         settings: Tried settings, by name.
         scores: Mean score of each setting trained with all seeds, by name; more is better.
+        measure: The column that is maximized or, of losses, minimized; empty: that by which the report decides.
     """
 
     recipe: Recipe
@@ -105,6 +106,7 @@ class Sweep:
     seeds: range
     settings: dict[str, Setting] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
+    measure: str = ""
 
     def study(self) -> None:
         """Try the whole grid, or settings chosen by Optuna, as many at a time as the engine allows.
@@ -149,10 +151,12 @@ class Sweep:
         report, _ = train_and_read(self._runs(labels, seeds), self.engine, labels[0], self.options)
         if report is None:
             return {}
-        if self.options.measure not in report.numbers:
-            raise SystemExit(f"results.csv has no column {self.options.measure}; it has {', '.join(report.numbers)}")
-        of_labels = {label: report.of("", label, self.options.measure).values() for label in labels}
-        sign = -1 if report.mode == "min" else 1
+        self.measure = self.options.measure or report.compared.measure
+        if self.measure not in report.numbers:
+            raise SystemExit(f"results.csv has no column {self.measure}; it has {', '.join(report.numbers)}")
+        of_labels = {label: report.of("", label, self.measure).values() for label in labels}
+        mode = report.compared.mode if self.measure == report.compared.measure else report.mode
+        sign = -1 if mode == "min" else 1
         means = {label: sign * sum(of) / len(of) for label, of in of_labels.items() if len(of) == len(seeds)}
         return {label: score for label, score in means.items() if not math.isnan(score)}
 
@@ -186,7 +190,7 @@ class Sweep:
         text = as_yaml({**self.recipe.base, "methods": methods, "starts": dict(self.recipe.starts)})
         (self.output / "best.yaml").write_text(f"# {best}: the best of {len(best_first)} settings\n{text}")
         print(
-            f"best {self.options.measure}: {best}; chosen on the test set, so report it with other seeds:\n"
+            f"best {self.measure}: {best}; chosen on the test set, so report it with other seeds:\n"
             f"  lightning-fire compare {self.output / 'best.yaml'} --methods vanilla {self.options.method}"
             f" --first-seed {self.seeds[-1] + 1}"
         )

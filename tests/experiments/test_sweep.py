@@ -11,7 +11,7 @@ from tiny_recipe import set_method, tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.experiments import sweep
-from lightning_fire.experiments.report import ComparisonReport
+from lightning_fire.experiments.report import Compared, ComparisonReport
 from lightning_fire.recipe.recipe import find_recipe
 
 pytest.importorskip("optuna")
@@ -147,8 +147,22 @@ def test_a_setting_that_was_not_measured_is_not_the_best(recipe, monkeypatch):
 
 def test_less_of_a_loss_is_better(recipe, monkeypatch):
     Scores(monkeypatch, lambda strength, seed: strength + seed)
-    monkeypatch.setattr(Known, "mode", "min")
+    monkeypatch.setattr(Known, "compared", Compared(mode="min"))
     assert tune(recipe, "--method", "two", "--prune") == {"strength": 0.2, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "best"), [([], 0.0), (["--measure", "final"], 1.0)], ids=["of the decision", "named"]
+)
+def test_it_chooses_by_the_measure_of_the_decision_unless_one_is_named(recipe, monkeypatch, capsys, words, best):
+    """Of a stream it is the online metric, in its own direction: an error, though more of `final` is better."""
+    Scores(monkeypatch, lambda strength: strength)
+    monkeypatch.setattr(Known, "compared", Compared("online_last", "online error", "min"))
+    monkeypatch.setattr(
+        Known, "measures", lambda self, name: self.curves[name] | {"online_last": self.curves[name]["final"]}
+    )
+    assert tune(recipe, "--method", "shrink", *words) == {"strength": best}
+    assert f"best {'final' if words else 'online_last'}: shrink,strength={best};" in capsys.readouterr().out
 
 
 def test_numbers_that_yaml_takes_for_strings(recipe, monkeypatch):
