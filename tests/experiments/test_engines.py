@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,6 +226,18 @@ def test_an_engine_that_is_not_installed_raises(tmp_path, monkeypatch, name, ext
         engine_of(name, tmp_path, 1, Resources(), {})
     with pytest.raises(ValueError, match="--engine local takes no options, got partition"):
         engine_of("local", tmp_path, 1, Resources(), {"partition": "gpu"})
+
+
+def test_slurm_is_not_replaced_by_this_machine(workdir, monkeypatch, capsys):
+    pytest.importorskip("submitit")
+    monkeypatch.setattr(shutil, "which", {}.get)
+    recipe = str(tiny_recipe(workdir, {"fire": FIRE}))
+    for options in ([], ["cluster=slurm"], ["partition=gpu"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(["compare", recipe, "--methods", "fire", "--engine", "slurm", "--engine-set", *options])
+        assert "--engine slurm: no `sbatch` on this machine" in capsys.readouterr().err
+    for cluster in ("local", "debug"):
+        assert engine_of("slurm", workdir, 1, Resources(), {"cluster": cluster}).executor.cluster == cluster
 
 
 @pytest.mark.slow(30)
