@@ -73,6 +73,11 @@ class ChunkedRun:
         self.starts = np.append(begins, np.concatenate([self.metric[0], self.dfi[0]]).max() + 1)
         self.at_new_data = self.curve(f"{metric.key}_at_new_data")[1]
 
+    @property
+    def fifth(self) -> int:
+        """Number of tasks in the first or last fifth, at least 1."""
+        return max(1, round((len(self.starts) - 1) / 5))
+
     def curve(self, *keys: str) -> Series:
         """Return the curve of the first given key that was logged; an empty curve if none was."""
         return next((self.curves[key] for key in keys if key in self.curves), NOTHING)
@@ -148,7 +153,7 @@ class ChunkedRun:
         known = len(self.at_new_data) == len(before)
         drops = self._metric.gain(before) - self._metric.gain(self.at_new_data) if known else []
         online = next((curves[metric.key][1] for metric in ONLINE if metric.key in curves), NOTHING[1])
-        fifth = max(1, round(len(online) / 5))
+        fifth = self.fifth
         dormant = self.last_in_chunk(self.curve(DORMANT))
         return {
             "after_event": mean(self.at_new_data),

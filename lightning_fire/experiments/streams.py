@@ -78,11 +78,14 @@ class StreamReport(ComparisonReport):
             elif low <= 0 <= high:  # not for a method whose interval is NaN
                 level.append(method)
         said = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
-        unknown = self.numbers["dormant_last"].isna().all()
-        lacking = (
-            "Dormant units are not known: no run has a PlasticityMonitor with data_every_n_steps and hidden units."
-        )
-        return [*([f"From the first tasks to the last, {said}."] if said else []), *([lacking] if unknown else [])]
+        remarks = [f"From the first tasks to the last, {said}."] if said else []
+        if self.numbers["dormant_last"].isna().all():
+            steps = int(min(run.starts[-1] - run.starts[-1 - run.fifth] for run in self.runs.values()))
+            remarks.append(
+                f"Dormant units are not known: it takes a PlasticityMonitor with data_every_n_steps of at most {steps},"
+                " the steps of the last fifth of the tasks, and hidden units that it finds."
+            )
+        return remarks
 
     def panels(self) -> list[Panel]:
         """Return the online metric and dormant units over tasks."""

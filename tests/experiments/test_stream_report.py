@@ -125,7 +125,8 @@ def test_less_online_error_is_better(errors):
     assert report.remarks() == [
         "From the first tasks to the last, more online error: vanilla +0.32 (1.52 to 1.84); neither more nor less:"
         " level; less: fire -0.32 (1.48 to 1.16).",
-        "Dormant units are not known: no run has a PlasticityMonitor with data_every_n_steps and hidden units.",
+        "Dormant units are not known: it takes a PlasticityMonitor with data_every_n_steps of at most 10, the steps of"
+        " the last fifth of the tasks, and hidden units that it finds.",
     ]
     assert "squared error of each batch before the update" in report.note
     assert "less error is better" in report.note
