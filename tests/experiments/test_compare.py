@@ -950,10 +950,21 @@ def test_finished_runs_are_reported_without_training(recipe, tmp_path, capsys, i
     words = ["--methods", "fire", "vanilla", "full_reset", "--no-train", "--labels", "fire=FIRE, mine", "--title", "My"]
     compare(recipe, *words, "--seeds", "2", "--format", "markdown")
     text = capsys.readouterr().out
-    assert "left out: full_reset seed 0" in text and "| FIRE, mine | 2 |" in text and "full_reset |" not in text
+    assert (
+        "not finished, left out: full_reset seed 0, full_reset seed 1\n" in text
+        and "| FIRE, mine | 2 |" in text
+        and "full_reset |" not in text
+    )
     assert not (tmp_path / "out/full_reset").exists() and (tmp_path / "out/comparison.svg").is_file()
     with pytest.raises(SystemExit, match="no run finished"):
         compare(recipe, "--methods", "full_reset", "--no-train")
+    with pytest.raises(SystemExit, match="no run finished"):
+        compare(
+            recipe, "--methods", "fire", "full_reset", "--seeds", "1", "--no-train", "--set", "trainer.max_epochs=5"
+        )
+    text = capsys.readouterr().out
+    assert "trained with other settings, left out: fire seed 0; repeat their --set and --config\n" in text
+    assert "not finished, left out: full_reset seed 0\n" in text
 
 
 def test_two_comparisons_in_one_folder_raise(recipe, tmp_path, monkeypatch):
