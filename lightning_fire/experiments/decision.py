@@ -180,12 +180,13 @@ def decision_of(
             by = _listed([f"{m} by {pairs[choice, m].of()}" for m in than])
             told.append(f"Best is {choice}: better than {by}.")
     elif len(best) > 1:
-        first = "the cheapest" if costs else ""
+        first = "; named first: the cheapest" if costs else ""
         if len({shown[m] for m in best}) > 1:
             bases = [base for base in (continued, scratch) if base in gains and base not in best]
-            first = f"those shown to be better than {' or '.join(bases)}"
-        after = f", after {continued}" if continued in best else ""
-        told.append(f"{_listed(best)} cannot be distinguished{f'; named first{after}: {first}' if first else ''}.")
+            first = f"; named first: those shown to be better than {' or '.join(bases)}"
+        if continued in best:  # what leads is that with the best mean
+            first = "; the best mean is named first"
+        told.append(f"{_listed(level if continued in best else best)} cannot be distinguished{first}.")
         if worth and undecided:
             told.append(_what_is_open(open_, worth))
     elif not best:
