@@ -188,7 +188,7 @@ def decision_of(
             first = "; the best mean is named first"
         told.append(f"{_listed(level if continued in best else best)} cannot be distinguished{first}.")
         if worth and undecided:
-            told.append(_what_is_open(open_, worth))
+            told.append(_what_is_open(open_, worth, least > 0))
     elif not best:
         told.append(_no_interval(gains))
     if pairs and both and others:
@@ -336,17 +336,26 @@ def _warm_start(continued: str, scratch: str, warm: Difference | None, metric: s
     return f"{who} and training from scratch ({scratch}) cannot be distinguished: {warm.of(metric)}."
 
 
-def _what_is_open(pairs: Sequence[Difference], worth: float) -> str:
-    """Say which difference more seeds would decide between methods that cannot be distinguished."""
+def _what_is_open(pairs: Sequence[Difference], worth: float, given: bool) -> str:
+    """Say which difference more seeds would decide between methods that cannot be distinguished.
+
+    Args:
+        pairs: Differences between them that more seeds would decide.
+        worth: The smallest difference that matters.
+        given: Whether the user has stated it.
+    """
     if not pairs:
         return f"A difference of {_rounded(worth, worth)} or more is ruled out: treat them as equal."
     more = max(pair.more_seeds(worth) for pair in pairs)
     if more <= FEASIBLE:
         return f"{more:.0f} more seed{'s' * int(more != 1)} would decide a difference of {_rounded(worth, worth)}."
     decided = max(half_width(pair.spread, pair.seeds + FEASIBLE, pair.level) for pair in pairs)
+    differences = f"Differences below {_rounded(decided, decided)}"
+    if not given:
+        return f"{differences} would need more than {FEASIBLE} further seeds: treat them as zero."
     return (
-        f"{FEASIBLE} further seeds would not decide the {_rounded(worth, worth)} that matters, but a difference of"
-        f" {_rounded(decided, decided)}: treat smaller ones as zero."
+        f"The {_rounded(worth, worth)} that matters to you cannot be decided by {FEASIBLE} further seeds: treat"
+        f" {differences.lower()} as zero."
     )
 
 

@@ -158,9 +158,14 @@ def test_it_says_what_more_seeds_would_decide():
     assert some.more_seeds == seeds_for(found.spread, 0.005, found.level) - 5
     many = decision_of(values, "accuracy", worth=5e-4)
     half = stats.t.ppf(1 - found.level / 2, 34) * found.spread / np.sqrt(35)
-    rest = f"the 0.00050 that matters, but a difference of {half:.4f}: treat smaller ones as zero."
-    assert f"30 further seeds would not decide {rest}" in many.text
+    told = (
+        f"The 0.00050 that matters to you cannot be decided by 30 further seeds: treat differences below {half:.4f} as"
+    )
+    assert f"{told} zero." in many.text
     assert many.more_seeds > 100
+    errors = {"vanilla": (4264, 4288, 4198), "scratch": (4362, 4223, 4266), "fire": (4200, 4172, 4076)}
+    errors = {method: dict(enumerate(of)) for method, of in (errors | {"dash": (4186, 4109, 4303)}).items()}
+    assert "would need more than 30 further seeds: treat them as zero." in decision_of(errors, "error", "min").text
 
 
 @pytest.mark.parametrize("seeds", [3, 5, 10])
