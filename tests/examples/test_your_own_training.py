@@ -17,6 +17,7 @@ for library in ("accelerate", "pytorch_lightning", "stable_baselines3", "torchrl
 import own_trainings  # noqa: E402
 import stable_baselines3  # noqa: E402
 from pages import blocks_of, names_of_the_reader, undefined_names  # noqa: E402
+from small_training import PlainModule  # noqa: E402
 
 from lightning_fire import Weights  # noqa: E402
 from lightning_fire.functional import dfi_normalized  # noqa: E402
@@ -165,14 +166,39 @@ def test_lightning_cli(tmp_path, short):
         "from small_training import GrowingData, PlainModule\n"
         "LightningCLI(PlainModule, GrowingData, save_config_callback=None)\n"
     )
+    said = told_by_cli(tmp_path, "fit", "--config", "config.yaml")
+    assert "FIRECallback acted at epoch 2, step 4" in said
+    assert "RestartSchedulers acted at epoch 2, step 4" in said
+
+
+@pytest.mark.slow
+def test_lightning_cli_in_a_process_each_week(tmp_path):
+    text = SECTIONS["Your own LightningCLI"]
+    (when,) = re.findall(r"^# in a process each week .* when: (.*)", text, re.MULTILINE)
+    callback = f"{{class_path: lightning_fire.FIRECallback, init_args: {{when: {when}}}}}"
+    options = "max_epochs: 1, logger: false, enable_checkpointing: false"
+    (tmp_path / "weekly.yaml").write_text(f"trainer: {{{options}, callbacks: [{callback}]}}\n")
+    torch.save({"state_dict": PlainModule().state_dict()}, tmp_path / "last_week.ckpt")
+    made, loaded, fitted = (
+        re.search(rf"`({start}.*)`", text)[1].split("`")[0] for start in ("cli = ", "cli.m", "cli.t")
+    )
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom lightning.pytorch.cli import LightningCLI\n"
+        "from small_training import PlainData as Weeks, PlainModule as Network\n"
+        f"{made}\n{loaded}\n{fitted}\n"
+    )
+    assert "FIRECallback acted at epoch 0, step 0" in told_by_cli(tmp_path, "--config", "weekly.yaml")
+
+
+def told_by_cli(folder, *words):
+    """Run train.py; return what it says."""
     support = str(Path(__file__).parents[1] / "support")
     done = subprocess.run(
-        [sys.executable, "train.py", "fit", "--config", "config.yaml"],
-        cwd=tmp_path,
+        [sys.executable, "train.py", *words],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": f"{support}:{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "FIRECallback acted at epoch 2, step 4" in done.stderr
-    assert "RestartSchedulers acted at epoch 2, step 4" in done.stderr
+    return done.stderr
