@@ -12,10 +12,9 @@ from lightning_fire import Loop, PlasticityCallback
 
 @pytest.fixture
 def page():
-    """The names of the page's file `mine.py` with the step method."""
-    (code,) = (block.code for block in blocks_of(ROOT / "docs" / "own_method.md", "python") if "begin(" in block.code)
-    names = {"__name__": "mine"}
-    exec(code, names)
+    """The names of the page's file `mine.py`."""
+    blocks, names = blocks_of(ROOT / "docs" / "own_method.md", "python"), {"__name__": "mine"}
+    exec("\n".join(block.code for block in blocks if "Method)" in block.code), names)
     return names
 
 
