@@ -72,9 +72,8 @@ def test_every_public_name_is_in_the_reference():
 
 
 def test_every_name_of_the_package_is_in_the_index_of_the_reference():
-    listed = re.findall(
-        r"`(\w+)`", "".join(re.findall(r"^\|.*\|$", (DOCS / "reference/index.md").read_text(), re.MULTILINE))
-    )
+    rows = "\n".join(re.findall(r"^\|.*\|$", (DOCS / "reference/index.md").read_text(), re.MULTILINE))
+    listed = re.findall(r"`(\w+)`", re.sub(r"(?m)^\| `\w+`", "|", rows))  # the first cell of the methods is a key
     assert sorted(listed) == sorted(exported(ROOT / "lightning_fire" / "__init__.py"))
 
 
