@@ -99,6 +99,17 @@ def test_stable_baselines3_between_two_trainings(run, tmp_path):
     assert not agent.policy.optimizer.state
 
 
+def test_stable_baselines3_dqn_between_two_trainings(run, tmp_path):
+    old = stable_baselines3.DQN("MlpPolicy", "CartPole-v1", learning_starts=50, device="cpu", seed=0)
+    old.learn(200).save(tmp_path / "agent")
+    agent = run("Stable-Baselines3", 1, shorter=[("10_240", "200")])["agent"]
+    assert agent.num_timesteps == agent.replay_buffer.size() == 200  # both count from 0 again
+    steps = steps_of(agent.policy.optimizer, agent.q_net)
+    assert steps["q_net.0.bias"] > steps["q_net.0.weight"] > 0
+    for name, value in agent.q_net_target.state_dict().items():  # of the event: copied again after 10,000 timesteps
+        assert name.endswith("bias") or float(dfi_normalized(value)) < 0.1
+
+
 @pytest.mark.parametrize("with_adam", [False, True])
 def test_stable_baselines3_decides(run, tmp_path, with_adam):
     """Also with the state of Adam, as the page says."""
@@ -119,11 +130,16 @@ def test_stable_baselines3_decides(run, tmp_path, with_adam):
 
 
 def test_stable_baselines3(run, caplog):
-    agent = run("Stable-Baselines3", 1)["agent"]
+    names = run("Stable-Baselines3", 2)
+    agent = names["agent"]
     assert "fire acted at timestep 200 (dfi_normalized " in caplog.text
     steps = steps_of(agent.policy.optimizer, agent.q_net)
     assert steps["q_net.0.bias"] > steps["q_net.0.weight"] == steps["q_net.4.weight"]
     assert agent.replay_buffer.size() == 200
+    said = re.search(r"\*\*ReDo\*\*: `(.*?)`, after `(.*?)`", " ".join(SECTIONS["Stable-Baselines3"].split()))
+    exec(f"{said[2]}\nredo = {said[1].replace('4000', '200')}", names)
+    agent.learn(200, callback=names["redo"], reset_num_timesteps=False)
+    assert "redo acted at timestep " in caplog.text
 
 
 def test_rsl_rl(run):
