@@ -15,7 +15,9 @@ import own_trainings  # noqa: E402
 from language_models import FAMILIES  # noqa: E402
 from pages import ROOT, blocks_of  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
+from transformers import GPT2LMHeadModel, Trainer, TrainingArguments, set_seed  # noqa: E402
 
+from lightning_fire import fire_  # noqa: E402
 from lightning_fire.cli import main  # noqa: E402
 from lightning_fire.functional import dfi_normalized  # noqa: E402
 from lightning_fire.integrations.huggingface import PlasticityCallback  # noqa: E402
@@ -44,7 +46,7 @@ def test_the_callback_and_the_commands(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     for line in blocks_of(PAGE, "bash")[0].code.splitlines():
         assert line.startswith("lightning-fire ")
-        main(shlex.split(line)[1:])
+        main(shlex.split(line, comments=True)[1:])
     assert "replaced 6 weight matrices" in capsys.readouterr().out  # the tied output layer stays
     after = type(model).from_pretrained("runs/phase1/fire")
     assert deviation(model) > 6 * 0.3
@@ -90,3 +92,30 @@ def interrupt_after_a_checkpoint(callback, args, state, *_, **__):
     """`on_log` of a callback; settings log each step."""
     if state.global_step == 3:
         raise KeyboardInterrupt
+
+
+def test_a_month_of_lora_is_interrupted_and_continues(tmp_path):
+    """A checkpoint of the Trainer lacks the base, which a second `fire_` makes equal."""
+    peft = pytest.importorskip("peft")
+    theirs = own_trainings.names(tmp_path)
+    theirs["language_model"].save_pretrained(tmp_path / "base")
+    lora = peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+
+    def month(folder, steps, resume=None):
+        set_seed(0)
+        model = GPT2LMHeadModel.from_pretrained(tmp_path / "base")
+        fire_(model, Weights(exclude=["lm_head"]), steps=5)
+        adapted = peft.get_peft_model(model, lora)
+        options = {"save_steps": 2, "report_to": "none", "disable_tqdm": True, "use_cpu": True}
+        arguments = TrainingArguments(
+            str(folder), max_steps=steps, lr_scheduler_type="constant", learning_rate=1e-2, **options
+        )
+        Trainer(adapted, arguments, train_dataset=theirs["texts"][0]).train(resume_from_checkpoint=resume)
+        return adapted.merge_and_unload().state_dict()
+
+    whole = month(tmp_path / "whole", 4)
+    first = month(tmp_path / "interrupted", 2)
+    assert not (tmp_path / "interrupted/checkpoint-2/model.safetensors").exists()
+    again = month(tmp_path / "interrupted", 4, str(tmp_path / "interrupted/checkpoint-2"))
+    assert all(torch.equal(value, again[name]) for name, value in whole.items())
+    assert not all(torch.equal(value, first[name]) for name, value in whole.items())
