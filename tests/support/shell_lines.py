@@ -162,7 +162,7 @@ def check_yaml(code: str) -> None:
     for method in (VANILLA, *recipe.methods):
         config = parse_recipe(below, *recipe.layers(method))
         with contextlib.suppress(RuntimeError):  # a schedule asks for the Trainer, after the optimizer is made
-            _recipe_parser().instantiate_classes(Namespace(model=config.model)).model.configure_optimizers()
+            _recipe_parser().instantiate(Namespace(model=config.model)).model.configure_optimizers()
 
 
 def _replaces(value: Any) -> bool:
