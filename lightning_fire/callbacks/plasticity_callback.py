@@ -15,7 +15,7 @@ from lightning_fire.callbacks.base.log import log_now, loss_scale
 from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.callbacks.probing.batches import BatchInHand
 from lightning_fire.messages import inform
-from lightning_fire.methods import Change, EventMethod, Method, OptimizerReset, StepMethod
+from lightning_fire.methods import Change, EventMethod, Method, StepMethod
 from lightning_fire.methods.base.averages import averages_in, networks_of
 from lightning_fire.methods.base.method import planned, schedule_of
 from lightning_fire.when import Clock, Horizon, Never, Schedule, idle_epochs
@@ -70,7 +70,7 @@ class PlasticityCallback(EventCallback):
         if isinstance(method, EventMethod):
             self.replaces_weights, self.remakes_network = method.changes_output, method.remakes_network
             self.logs_curvature = method.measures_curvature
-            self.changes_module = not isinstance(method, OptimizerReset)
+            self.changes_weights = method.changes_weights
         super().__init__(schedule, log, start_chunk)
         self.acts_on_shards, self.keeps_state = method.acts_on_shards, not isinstance(method, EventMethod)
         self.name = self.logs.name or method.name

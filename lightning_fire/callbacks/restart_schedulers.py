@@ -37,7 +37,7 @@ class RestartSchedulers(EventCallback):
 
     acts_on_shards = True
     replaces_weights = False
-    changes_module = False
+    changes_weights = False
     name = "restart_schedulers"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -62,14 +62,14 @@ class EventCallback(MethodCallback):
         replaces_weights: Whether an event changes the output of the network.
         remakes_network: Whether the result counts as a new network: averages of weights and best scores of other
             callbacks restart.
-        changes_module: Whether an event changes the module, and not only its optimizers and schedulers.
+        changes_weights: Whether an event changes weights, and not only optimizers and schedulers.
         logs_curvature: Whether λ_max is logged by default.
     """
 
     name = "event"
     replaces_weights = True
     remakes_network = True
-    changes_module = True
+    changes_weights = True
     logs_curvature = False
 
     def __init__(self, when: Schedule | Sequence[Schedule] | None = None, log: Log | None = None, start_chunk: int = 0):
@@ -133,7 +133,7 @@ class EventCallback(MethodCallback):
         self._events_before, self._first_chunk = self.num_events, chunk_of(source)
         if time.follows_finished and self._first_chunk is None and acts_on_first(self.when):
             time.announce(trainer)  # a new training, which starts with this data
-        self._explanation, self._idle = explain(self.when, self.progress, trainer, self.changes_module)
+        self._explanation, self._idle = explain(self.when, self.progress, trainer, self.changes_weights)
         if self._idle:
             resumed = ""
             if trainer.ckpt_path and not time.follows_finished:

@@ -13,7 +13,7 @@ _RELOAD = "Trainer(reload_dataloaders_every_n_epochs=1)"
 ASKS_ONCE = f"the Trainer asks for the training data only once: set {_RELOAD}"
 
 
-def explain(schedule: Schedule, time: Progress, trainer: Trainer, changes_module: bool = True) -> tuple[str, bool]:
+def explain(schedule: Schedule, time: Progress, trainer: Trainer, changes_weights: bool = True) -> tuple[str, bool]:
     """Explain what will count as new data in this fit, with advice; also return whether no data can be new.
 
     The text is empty if the schedule does not depend on new data.
@@ -31,7 +31,7 @@ def explain(schedule: Schedule, time: Progress, trainer: Trainer, changes_module
     if False in kinds or unknown or (may_change and (seen or num_chunks is not None)):
         return explanation, False
     skip_none = "use when=AtNewData(skip_first=False)"
-    if not seen and not changes_module and not trainer.ckpt_path:
+    if not seen and not changes_weights and not trainer.ckpt_path:
         new = "A fit without ckpt_path begins with new optimizers and schedules: nothing is to do"
         return f"{explanation}. {new}", not may_change
     if not seen:
