@@ -16,7 +16,7 @@ import yaml
 
 from lightning_fire.experiments.branching import with_first_phases, with_shared_starts
 from lightning_fire.experiments.from_checkpoint import HOLD_OUT, about_optimizers, from_checkpoint, with_scratch
-from lightning_fire.experiments.runs import MARKER, Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
+from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
 from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import VANILLA, Recipe, extended, find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
@@ -229,10 +229,9 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
     with at_work_in(output, alone=not options.no_report), closing(engine):
         if options.no_train:
             finished = [run for run in runs if run.is_finished()]
-            lacking = [run for run in runs if run not in finished]
-            if other := [run.name for run in lacking if (run.folder / MARKER).is_file()]:
+            if other := [run.name for run in runs if run.is_outdated()]:
                 print(f"trained with other settings, left out: {', '.join(other)}; repeat their --set and --config")
-            if never := [run.name for run in lacking if run.name not in other]:
+            if never := [run.name for run in runs if run not in finished and run.name not in other]:
                 print(f"not finished, left out: {', '.join(never)}")
             if not finished:
                 raise SystemExit("no run finished")

@@ -135,6 +135,10 @@ class Run:
         needed = [*self.products, *([self.checkpoint] if self.branch and self.checkpoint else [])]
         return all(file.is_file() for file in needed) and self.is_marked_in(self.folder / MARKER)
 
+    def is_outdated(self) -> bool:
+        """Return whether it has finished, with other settings than the current ones."""
+        return (self.folder / MARKER).is_file() and not self.is_finished()
+
     def is_marked_in(self, path: Path) -> bool:
         """Return whether a file was written by this training with the current recipe."""
         try:
