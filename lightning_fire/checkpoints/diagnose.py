@@ -152,7 +152,8 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
     checkpoint = opened(options)
     selection = selection_of(options, checkpoint)
     reference = open_checkpoint(options.reference, options.unsafe_pickle, options.key) if options.reference else None
-    rows = diagnose(checkpoint, selection, reference, **fire_options(options))
+    fire = fire_options(options)
+    rows = diagnose(checkpoint, selection, reference, **fire)
     ratio = mean_ratio(row.dfi_ratio for row in rows)
     if options.sort:
         rows.sort(key=lambda row: -getattr(row, METRICS[options.sort][0]))
@@ -161,7 +162,7 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
     if options.json == _STDOUT:
         print(json.dumps(as_json(rows), indent=1, allow_nan=False))  # control characters are escaped
     else:
-        print(printable(f"{options.checkpoint}: {checkpoint.description}\n\n{table(rows, options.steps or 10)}"))
+        print(printable(f"{options.checkpoint}: {checkpoint.description}\n\n{table(rows, fire['steps'])}"))
         if left:
             print(printable(f"\n{selection}" if options.all else f"not taken: {about(left)}"))
         of = "the reference" if reference else "new weights"
@@ -172,7 +173,7 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
         content = {
             "checkpoint": str(options.checkpoint),
             "description": checkpoint.description,
-            "fire": {"steps": 10, "coefficients": "cubic", "scale": "paper", **fire_options(options)},
+            "fire": fire,
             "dfi_ratio": None if isnan(ratio) else ratio,
             "weights": as_json(rows),
             "not_taken": [{"name": row.name, "shape": list(row.shape), "reason": row.reason} for row in left],

@@ -78,8 +78,10 @@ def selection_of(options: argparse.Namespace, checkpoint: Checkpoint) -> Selecti
 
 
 def fire_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of FIRE that were given."""
-    return {name: value for name in ("steps", "coefficients", "scale") if (value := getattr(options, name)) is not None}
+    """Return the options of FIRE: those that were given, and the defaults of the others."""
+    defaults = {"steps": 10, "coefficients": "cubic", "scale": "paper"}
+    given = {name: value for name in defaults if (value := getattr(options, name)) is not None}
+    return {**defaults, **given}
 
 
 def _steps(word: str) -> int | Literal["exact"]:

@@ -158,7 +158,7 @@ def _run(options: argparse.Namespace) -> Tally:
         notes.append(f"left at zero, as zero matrices have no nearest isometry: {some(tally.zeros)}")
     matrices, steps = "", ""
     if options.method == "fire":
-        matrices, steps = f"{tally.changed} weight matrices in ", f" (--steps {options.steps or 10})"
+        matrices, steps = f"{tally.changed} weight matrices in ", f" (--steps {fire_options(options)['steps']})"
     print(
         f"{options.output}: {options.method} replaced {matrices}{len(names)} of {len(checkpoint.tensors)} tensors,"
         f" SFE/‖W‖² of all together {tally.sfe_normalized:.4g}{steps}, {time.perf_counter() - start:.1f} s"
