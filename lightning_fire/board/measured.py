@@ -110,9 +110,9 @@ def _curve(series: Sequence[Any]) -> list[tuple[float, float]]:
     if None in series or len({len(values) for _, values in series}) != 1:
         return []
     values = np.array([of for _, of in series])
-    places = np.unique(np.linspace(0, values.shape[1] - 1, _POINTS).round().astype(int))
+    positions = np.unique(np.linspace(0, values.shape[1] - 1, _POINTS).round().astype(int))
     spread = values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
-    return [(float(f"{values[:, i].mean():.4g}"), float(f"{spread[i]:.2g}")) for i in places]
+    return [(float(f"{values[:, i].mean():.4g}"), float(f"{spread[i]:.2g}")) for i in positions]
 
 
 def _seconds(run: Run) -> float:

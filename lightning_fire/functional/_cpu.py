@@ -102,11 +102,11 @@ def by_deflation(x: Tensor) -> Tensor:
         rotation = rotation @ factor
     q = columns @ rotation
     del columns
-    goal = 4 * torch.finfo(q.dtype).eps
-    while goal <= error < 0.1:
+    tolerance = 4 * torch.finfo(q.dtype).eps
+    while tolerance <= error < 0.1:
         factor, error = _cubic_factor(symmetric_product(q, q))
         q = q @ factor
-    if not error < goal:  # too far from orthonormal for cubic steps, or NaN
+    if not error < tolerance:  # too far from orthonormal for cubic steps, or NaN
         q = polar_factor(y)
     return q if tall else q.mT
 
