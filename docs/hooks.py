@@ -49,14 +49,16 @@ def on_files(files: Any, config: Any) -> None:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Let links out of docs/ lead to the repository, and names in the index of the reference to their entries.
 
-    A search finds the pages of the guide before those of `LATER`.
+    The first cell of a row is no name: it says what for, or is the key of a recipe. A search finds the pages of the
+    guide before those of `LATER`.
     """
     if LATER.match(page.file.src_uri):
         page.meta["search"] = {"boost": 0.2}
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation", "toc"]
     if page.file.src_uri == "reference/index.md":
-        markdown = re.sub(r"(?<!\[)(`(\w+)`)(?=[^\n]*\|$)", r"[\1][lightning_fire.\2]", markdown, flags=re.MULTILINE)
+        name = r"(?<!\[)(?<!\n\| )(`(\w+)`)(?=[^\n]*\|$)"
+        markdown = re.sub(name, r"[\1][lightning_fire.\2]", markdown, flags=re.MULTILINE)
 
     def address(link: re.Match[str]) -> str:
         path, hash_, anchor = link[1].partition("#")
