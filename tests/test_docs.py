@@ -138,16 +138,28 @@ def test_the_own_method_halves_filters_of_fused_and_transposed_weights(monkeypat
     assert torch.equal(weight[:, ~halved], before[:, ~halved])
 
 
-def links_of(page: Path) -> list[str]:
-    """Return what a page links to or shows, without anchors; addresses of this repository as paths in it."""
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text())]
-    return [ABSOLUTE.sub(f"{os.path.relpath(ROOT, page.parent)}/", link) for link in links]
+def links_of(page: Path) -> list[tuple[str, str]]:
+    """Return what a page links to or shows, as path and anchor; addresses of this repository as paths in it."""
+    links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text())]
+    return [(ABSOLUTE.sub(f"{os.path.relpath(ROOT, page.parent)}/", path), anchor) for path, _, anchor in links]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Return the anchors of a page: its own, and those that GitHub and the site make of headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return made.union(re.findall(r'<a id="([^"]+)">', text))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_links_between_pages_exist(page):
-    for target in links_of(page):
-        assert re.match("https?:", target) or (page.parent / target).exists(), f"{page.name} links to {target}"
+    for path, anchor in links_of(page):
+        if not re.match("https?:", path):
+            target = page.parent / path if path else page
+            assert target.exists(), f"{page.name} links to {path}"
+            if target.suffix == ".md" and anchor and not anchor.startswith("lightning_fire."):
+                assert anchor in anchors_of(target), f"{page.name} links to {path}#{anchor}"
 
 
 def test_links_of_the_readme_hold_on_every_site():
