@@ -230,7 +230,8 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
         if options.no_train:
             finished = [run for run in runs if run.is_finished()]
             if other := [run.name for run in runs if run.is_outdated()]:
-                print(f"trained with other settings, left out: {', '.join(other)}; repeat their --set and --config")
+                left_out = ", ".join(other)
+                print(f"trained with other settings or code, left out: {left_out}; repeat their --set and --config")
             if never := [run.name for run in runs if run not in finished and run.name not in other]:
                 print(f"not finished, left out: {', '.join(never)}")
             if not finished:

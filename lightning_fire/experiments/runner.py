@@ -28,7 +28,7 @@ class TimeIsUpError(Exception):
 def train(runs: Sequence[Run], engine: Engine, minutes: float | None = None) -> dict[Run, str]:
     """Train unfinished runs, under one progress bar; return the reasons of failed runs."""
     if outdated := [run.name for run in runs if run.is_outdated()]:
-        print(f"trained before with other settings, training again: {', '.join(outdated)}")
+        print(f"trained before with other settings or code, training again: {', '.join(outdated)}")
     until = None if minutes is None else time.monotonic() + 60 * minutes
     often = 0.1 if sys.stderr.isatty() else 30  # seconds: a file or a cluster's log keeps every line
     with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True, mininterval=often) as bar:

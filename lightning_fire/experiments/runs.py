@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from lightning_fire.experiments.source_of import own_code
 from lightning_fire.recipe.recipe import VANILLA, Recipe
 
 SETTINGS = "run.yaml"
@@ -77,6 +78,14 @@ class Run:
         """Return the user's configuration."""
         return reduce(merged, (*self.configs, self.extra), {})
 
+    @cached_property
+    def code(self) -> str:
+        """Source of the user's own code that the configuration names.
+
+        It goes to the process that trains, which must mark what was planned here.
+        """
+        return own_code(self.recipe())
+
     def settings(self) -> dict[str, Any]:
         """Return the configuration of this run that overrides those of recipe and method."""
         recipe = self.recipe()
@@ -126,21 +135,21 @@ class Run:
         folder = Path("output", self.branch, self.method, f"seed{self.seed}")
         saves = {START: self.saves[START]} if START in self.saves else {}
         own = replace(self, folder=folder, saves=saves, needs="").settings()
-        texts = [*map(yaml.safe_dump, (*self.configs, own))]
+        texts = [*map(yaml.safe_dump, (*self.configs, own)), *filter(None, [self.code])]
         texts += [self.start.fingerprint()] if self.branch and self.start else []
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
     def is_finished(self) -> bool:
-        """Return whether it has finished with the current recipe."""
+        """Return whether it has finished with the current recipe and code."""
         needed = [*self.products, *([self.checkpoint] if self.branch and self.checkpoint else [])]
         return all(file.is_file() for file in needed) and self.is_marked_in(self.folder / MARKER)
 
     def is_outdated(self) -> bool:
-        """Return whether it has finished, with other settings than the current ones."""
+        """Return whether it has finished, with other settings or code than the current ones."""
         return (self.folder / MARKER).is_file() and not self.is_finished()
 
     def is_marked_in(self, path: Path) -> bool:
-        """Return whether a file was written by this training with the current recipe."""
+        """Return whether a file was written by this training with the current recipe and code."""
         try:
             return bool(json.loads(path.read_text())["settings"] == self.fingerprint())
         except (OSError, ValueError):  # a full disk leaves a partial file

@@ -1,9 +1,13 @@
 """Source of a function and of everything that it uses, to detect changes."""
 
+import importlib.util
 import inspect
+import os
+import pkgutil
 import re
+import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from tokenize import TokenError
@@ -41,6 +45,53 @@ def source_of(thing: Any) -> str:
     return "\n".join(told)
 
 
+def own_code(config: Any) -> str:
+    """Return the source of the user's classes and functions that a configuration names, see `source_of`.
+
+    Those that cannot be imported are left out: the training that needs them reports it.
+    """
+    inner = config.values() if isinstance(config, Mapping) else config if isinstance(config, list | tuple) else ()
+    return _own_source(config) if isinstance(config, str) else "".join(map(own_code, inner))
+
+
+def _own_source(name: str) -> str:
+    """Return the source of a user's class or function by its dotted name; empty if it is none."""
+    module, _, last = name.rpartition(".")
+    if not all(map(str.isidentifier, name.split("."))):
+        return ""
+    sys.path.insert(0, here := os.getcwd())  # as in the program that trains
+    try:
+        file = _file_of(module)
+        return source_of(pkgutil.resolve_name(name)) if file and _defines(file, last) else ""
+    except Exception:  # the module is the user's, and may raise anything
+        return ""
+    finally:
+        sys.path.remove(here)
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the file of a user's module, without importing it; None if it is installed or does not exist."""
+    top, *parts = module.split(".")
+    spec = importlib.util.find_spec(top) if top else None
+    if spec is None or spec.origin is None:
+        return None
+    file = Path(spec.origin)
+    for part in parts:
+        below = file.parent / part
+        file = below / "__init__.py" if below.is_dir() else below.with_suffix(".py")
+    return None if _is_installed(file) or not file.is_file() else file
+
+
+def _defines(file: Path, name: str) -> bool:
+    """Return whether the text of a module defines a name: `train.csv` is a file, and must not run `train.py`."""
+    ways = (
+        rf"\s*(?:class|(?:async )?def)\s+{name}\b",
+        rf"{name}\s*[:=]",
+        rf"from\s+\S+\s+import\s+(?:\([^)]*|[^\n(]*)\b{name}\b",
+    )
+    return re.search(f"^(?:{'|'.join(ways)})", file.read_text(encoding="utf-8"), re.MULTILINE) is not None
+
+
 def _used_by(value: Any) -> Iterator[tuple[str, Any]]:
     """Iterate over the objects that a function, class or object uses, by name."""
     if isinstance(value, _WRAPPERS):
@@ -73,8 +124,13 @@ def _is_own(thing: Any) -> bool:
         file = Path(inspect.getfile(thing)) if isinstance(thing, FunctionType | type | ModuleType) else _INSTALLED[0]
     except (TypeError, OSError) as error:  # OSError: a class typed at a prompt
         return isinstance(error, OSError)
-    installed = {"site-packages", "dist-packages"} & set(file.parts)
-    return not installed and not any(file.is_relative_to(folder) for folder in _INSTALLED)
+    return not _is_installed(file)
+
+
+def _is_installed(file: Path) -> bool:
+    """Return whether a file belongs to Python, an installed package or this one."""
+    packages = {"site-packages", "dist-packages"} & set(file.parts)
+    return bool(packages) or any(file.is_relative_to(folder) for folder in _INSTALLED)
 
 
 def _source(thing: Any) -> str:

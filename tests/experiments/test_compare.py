@@ -927,7 +927,21 @@ def test_jobs_of_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, c
     compare(recipe, *words, "vanilla", "fire", "--seeds", "2")
     assert marker.stat().st_mtime_ns == before
     compare(recipe, "--methods", "fire", "--seeds", "1", "--first-seed", "1")
-    assert "trained before with other settings, training again: fire seed 1" in capsys.readouterr().out
+    assert "trained before with other settings or code, training again: fire seed 1" in capsys.readouterr().out
+
+
+def test_runs_of_changed_code_are_trained_again(recipe, tmp_path, capsys, instantaneous):
+    own = "from lightning_fire import FIRE\n\n\nclass Own(FIRE):\n    pass\n\n\nclass Other:\n    pass\n"
+    file = tmp_path / "own_of_compare.py"
+    set_method(recipe, "dash", "method: {class_path: own_of_compare.Own}")
+    trained = []
+    for text in (own, own.replace("Other:", "Renamed:"), own.replace("    pass", "    mine = 1", 1)):
+        file.write_text(text)
+        compare(recipe, "--methods", "vanilla", "dash", "--seeds", "1")
+        told = "trained before with other settings or code, training again: dash seed 0\n" in capsys.readouterr().out
+        trained.append((told, (tmp_path / "out/dash/seed0/finished.json").read_text()))
+    assert [told for told, _ in trained] == [False, False, True]
+    assert trained[0][1] == trained[1][1] != trained[2][1]
 
 
 def test_a_comparison_ends_in_a_decision(recipe, tmp_path, capsys, instantaneous):
@@ -963,7 +977,7 @@ def test_finished_runs_are_reported_without_training(recipe, tmp_path, capsys, i
             recipe, "--methods", "fire", "full_reset", "--seeds", "1", "--no-train", "--set", "trainer.max_epochs=5"
         )
     text = capsys.readouterr().out
-    assert "trained with other settings, left out: fire seed 0; repeat their --set and --config\n" in text
+    assert "trained with other settings or code, left out: fire seed 0; repeat their --set and --config\n" in text
     assert "not finished, left out: full_reset seed 0\n" in text
 
 

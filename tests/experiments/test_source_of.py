@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lightning_fire.experiments.source_of import source_of
+from lightning_fire.experiments.source_of import own_code, source_of
 
 SCRIPT = """
 import functools
@@ -187,3 +187,27 @@ def test_what_refers_to_itself_ends():
     node = Node()
     node.next = node
     assert "class Node" in source_of(lambda: node)
+
+
+OWN = {
+    "mine_own.py": "from below_own import Base\n\n\nclass Mine(Base):\n    pass\n\n\nclass Other:\n    pass\n",
+    "below_own/__init__.py": "from .deep import (\n    Base,\n    build,\n)\n",
+    "below_own/deep.py": "class Base:\n    steps = 1\n\n\ndef build():\n    return 1\n",
+    "train.py": "import csv\n\nraise SystemExit('a file of data was taken for code')\n",
+    "broken.py": "class Broken:\n    pass\n\n\n1 / 0\n",
+}
+
+
+def test_the_code_of_a_configuration_is_that_of_the_users_classes_and_functions(tmp_path, monkeypatch):
+    (tmp_path / "below_own").mkdir()
+    for name, text in OWN.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    config = {"method": [{"class_path": "mine_own.Mine"}], "model": {"groups": "below_own.build", "lr": 0.1}}
+    code = own_code(config)
+    assert "class Mine" in code and "steps = 1" in code and "def build" in code and "Other" not in code
+    assert own_code({"groups": "below_own.deep.build"}) == own_code("below_own.build") != ""
+    nothing = "train.csv", "broken.Broken", "torch.optim.Adam", "lightning_fire.FIRE", "no.such", "mine_own", "a b", ""
+    assert [own_code(name) for name in nothing] == [""] * len(nothing)
+    assert str(tmp_path) not in sys.path
