@@ -62,11 +62,17 @@ def _own_source(name: str) -> str:
     sys.path.insert(0, here := os.getcwd())  # as in the program that trains
     try:
         file = _file_of(module)
-        return source_of(pkgutil.resolve_name(name)) if file and _defines(file, last) else ""
+        return _source_in(name, file, file.stat().st_mtime_ns) if file and _defines(file, last) else ""
     except Exception:  # the module is the user's, and may raise anything
         return ""
     finally:
         sys.path.remove(here)
+
+
+@cache
+def _source_in(name: str, file: Path, changed: int) -> str:
+    """Return the source of what a name in a file stands for: once, as a training may change global values."""
+    return source_of(pkgutil.resolve_name(name))
 
 
 def _file_of(module: str) -> Path | None:
