@@ -145,7 +145,7 @@ def minutes(rows: Mapping[str, Row], suite: Suite) -> str:
         for row in rows.values()
         for cell in row.cells.values()
     )
-    machines = ", ".join(sorted({row.machine for row in rows.values()}))
+    machines = " and ".join(sorted({row.machine for row in rows.values()}))
     versions = rows[VANILLA].versions
     of = ", ".join(f"{name} {versions[name]}" for name in ("torch", "lightning", "python"))
     return (

@@ -156,8 +156,11 @@ def _class_of(file: str, kind: str) -> Any:
 
 def _keep(output: Path, method: str, task: str, cell: Cell, suite: Suite, source: str) -> None:
     """Write a cell into the row of its method, keeping the cells of other tasks."""
+    import torch
+
     path = output / "rows" / f"{method}.json"
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    vector = torch.backends.cpu.get_cpu_capability()  # other vector instructions round differently
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {vector}"
     new = Row(method, suite.methods.get(method, {}), source, _versions(), machine)
     with at_work_in(path.parent, wait=True):
         before = read_row(path).cells if path.is_file() else {}
