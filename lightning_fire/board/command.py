@@ -7,7 +7,6 @@ import math
 import os
 import platform
 import re
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -24,7 +23,7 @@ from lightning_fire.board.suite import SUITE, Suite, read_suite
 from lightning_fire.board.table import table
 from lightning_fire.experiments.compare import add_engine_arguments, engine_for
 from lightning_fire.experiments.runs import at_work_in, merged
-from lightning_fire.experiments.source_of import source_of
+from lightning_fire.experiments.source_of import importing_from_here, source_of
 from lightning_fire.experiments.sweep import as_config
 from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import VANILLA, check_name
@@ -142,13 +141,11 @@ def _class_of(file: str, kind: str) -> Any:
     path = Path(file)
     if path.suffix != ".py" or path.parent != Path() or not path.is_file():
         raise ValueError(f"{file}:{kind}: {file} must be a Python file in the current folder")
-    sys.path.insert(0, here := os.getcwd())
     try:
-        found = getattr(importlib.import_module(path.stem), kind, None)
+        with importing_from_here():
+            found = getattr(importlib.import_module(path.stem), kind, None)
     except Exception as error:  # the file is the user's, and may raise anything
         raise ValueError(f"{file} cannot be imported: {type(error).__name__}: {error}") from None
-    finally:
-        sys.path.remove(here)
     if not isinstance(found, type):
         raise ValueError(f"{file} has no class {kind}")
     return found

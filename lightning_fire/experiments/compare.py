@@ -4,8 +4,6 @@ import argparse
 import importlib
 import json
 import math
-import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -17,6 +15,7 @@ import yaml
 from lightning_fire.experiments.branching import with_first_phases, with_shared_starts
 from lightning_fire.experiments.from_checkpoint import HOLD_OUT, about_optimizers, from_checkpoint, with_scratch
 from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
+from lightning_fire.experiments.source_of import importing_from_here
 from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import VANILLA, Recipe, extended, find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
@@ -371,12 +370,9 @@ def declared_report(run: Run) -> str:
         return "accuracy"  # the run itself reports it
     from lightning_fire.recipe.function import imported
 
-    sys.path.insert(0, here := os.getcwd())  # as in the program that trains
-    try:
+    with importing_from_here():
         ours = importlib.import_module("lightning_fire.data")
         kind = imported("data", path) if "." in path else getattr(ours, path, None)
-    finally:
-        sys.path.remove(here)
     report = getattr(kind, "report", "accuracy")
     if report not in ("accuracy", "loss", "return"):
         raise ValueError(

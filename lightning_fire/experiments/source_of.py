@@ -8,6 +8,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from tokenize import TokenError
@@ -45,6 +46,16 @@ def source_of(thing: Any) -> str:
     return "\n".join(told)
 
 
+@contextmanager
+def importing_from_here() -> Iterator[None]:
+    """Context manager: import modules of the current folder first, as the program that trains does."""
+    sys.path.insert(0, here := os.getcwd())
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
 def own_code(config: Any) -> str:
     """Return the source of the user's classes and functions that a configuration names, see `source_of`.
 
@@ -59,14 +70,12 @@ def _own_source(name: str) -> str:
     module, _, last = name.rpartition(".")
     if not all(map(str.isidentifier, name.split("."))):
         return ""
-    sys.path.insert(0, here := os.getcwd())  # as in the program that trains
     try:
-        file = _file_of(module)
-        return _source_in(name, file, file.stat().st_mtime_ns) if file and _defines(file, last) else ""
+        with importing_from_here():
+            file = _file_of(module)
+            return _source_in(name, file, file.stat().st_mtime_ns) if file and _defines(file, last) else ""
     except Exception:  # the module is the user's, and may raise anything
         return ""
-    finally:
-        sys.path.remove(here)
 
 
 @cache
