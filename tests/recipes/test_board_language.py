@@ -11,19 +11,24 @@ EVENTS = {**dict.fromkeys(WITHOUT, 0), "small_reset": 2}  # callbacks that act a
 
 
 @pytest.fixture
-def text(tmp_path, monkeypatch):
+def short(tmp_path, monkeypatch):
+    """The recipe with a probe of 2 steps instead of 80, and a text for it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data" / "text").mkdir(parents=True)
     (tmp_path / "data" / "text" / "kjv.txt").write_bytes(bytes(range(32, 127)) * 5000)
+    whole = PATH.read_text()
+    (tmp_path / "short.yaml").write_text(whole.replace("{steps: 80, ", "{steps: 2, "))
+    assert whole.count("{steps: 80, ") == 1
+    return tmp_path / "short.yaml"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", methods_of(PATH))
-def test_two_steps_of_each_chunk(text, method):
+def test_two_steps_of_each_chunk(short, method):
     small = "--data.init_args.steps_per_epoch 2 --data.init_args.val_blocks 2 --data.init_args.batch_size 2"
     small += " --trainer.enable_progress_bar false --trainer.enable_model_summary false"
     small += " --trainer.enable_checkpointing false --trainer.logger false"
-    trainer = main(["fit", str(PATH), "--method", method, *small.split()]).trainer
+    trainer = main(["fit", str(short), "--method", method, *small.split()]).trainer
     assert trainer.global_step == 16
     acted = {name: callback.num_events for name, callback in acting(trainer).items() if hasattr(callback, "num_events")}
     assert acted.pop("OptimizerReset") == 7

@@ -10,7 +10,8 @@ import pytest
 from lightning_fire.data import PermutedInputs, PermutedLabels, RandomLabels, WarmStart
 from lightning_fire.experiments import compare, sweep
 from lightning_fire.when import Clock
-from studies import drift, runs, streams, units
+from studies import ablations, drift, layers, runs, scale, streams, units
+from studies.map import PartlyRandomLabels
 
 TINY = {
     "random_labels": streams.Stream("random labels", RandomLabels(3, 60, 2), 30, 3e-3),
@@ -26,30 +27,57 @@ def tiny(monkeypatch):
         monkeypatch.setitem(streams.STREAMS, name, stream)
 
 
+def tiny_tasks(_chunks, _samples, epochs, **fraction):
+    return PartlyRandomLabels(3, 60, epochs, **fraction)
+
+
+TWO = {name: TINY[name] for name in ("random_labels", "warm_start")}
+
+
+def some(study, *endings):
+    """The methods of a study that it compares with, and one or two others."""
+    return {name: act for name, act in study.METHODS.items() if name.endswith(("vanilla", *endings))}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("study", "shows", "only"),
+    ("study", "shows", "only", "words"),
     [
-        ("memory", "… of which memory", {}),
-        ("layers", "minus `reset_all` (95 %)", {}),
-        ("ablations", "kept right after the event", {"STEPS": (1, 10)}),
-        ("timing", "minus `every_change` (95 %)", {}),
-        ("drift", "vanilla minus young (95 %)", {"DRIFTS": (0.5,), "ACTING": ("full_reset",)}),
+        ("memory", "… of which memory", {"STREAMS": TWO}, ""),
+        ("layers", "minus `reset_all` (95 %)", {"STREAMS": TWO, "SETS": layers.SETS[-2:]}, ""),
+        ("ablations", "kept right after the event", {"STREAMS": TWO, "METHODS": some(ablations, "_1", "_10")}, ""),
+        ("timing", "minus `every_change` (95 %)", {"NAMES": tuple(TWO)}, ""),
+        ("drift", "vanilla minus young (95 %)", {"DRIFTS": (0.5,), "ACTING": ("full_reset",)}, ""),
         (
             "signs",
             "% right with a threshold",
             {"CHUNKS": {"random_labels": (1, 2), "permuted_inputs": (1, 2)}, "RATES": (1e-3,)},
+            "--resamples 20",
         ),
-        ("map", "| epochs a task | new labels | vanilla |", {"EPOCHS": (1, 2), "RATES": (1e-3,), "WIDTHS": (30,)}),
-        ("scale", "### Normalization: batch", {"NORMALIZATIONS": ("none", "batch")}),
+        (
+            "map",
+            "| epochs a task | new labels | vanilla |",
+            {"EPOCHS": (1, 2), "RATES": (1e-3,), "WIDTHS": (30,), "PartlyRandomLabels": tiny_tasks},
+            "",
+        ),
+        (
+            "scale",
+            "### Normalization: batch",
+            {
+                "STREAMS": TINY,
+                "NORMALIZATIONS": ("none", "batch"),
+                "METHODS": some(scale, "reset_initial", "fire_paper"),
+            },
+            "",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:An input array is constant")  # of the rank correlations
-def test_a_study_ends_with_its_tables_and_its_figure(study, shows, only, tiny, tmp_path, capsys, monkeypatch):
+def test_a_study_ends_with_its_tables_and_its_figure(study, shows, only, words, tiny, tmp_path, capsys, monkeypatch):
     module = importlib.import_module(f"studies.{study}")
     for name, value in only.items():
         monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(sys, "argv", ["study", str(tmp_path), "--seeds", "2", "--jobs", "1"])
+    monkeypatch.setattr(sys, "argv", ["study", str(tmp_path), "--seeds", "2", "--jobs", "1", *words.split()])
     module.main()
     first = capsys.readouterr().out
     assert shows in first and "batches" in first and "| nan" not in first
