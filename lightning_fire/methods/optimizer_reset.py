@@ -17,6 +17,9 @@ class OptimizerReset(EventMethod):
 
     The paper's vision and language experiments build a new optimizer at each chunk for every method, vanilla included.
     Learning-rate schedulers continue; `Classifier` warms up the learning rate in each chunk.
+
+    Raises:
+        ValueError: In an event without an optimizer, which would change nothing.
     """
 
     name: ClassVar[str] = "optimizer_reset"
@@ -27,4 +30,6 @@ class OptimizerReset(EventMethod):
 
     def plan(self, model: nn.Module, training: Training) -> Change:
         """Change no weight; the policy `all` drops the state."""
+        if not training.optimizers:
+            raise ValueError("OptimizerReset has no optimizer to reset: give it Loop(optimizers=…)")
         return Change(report=Report())

