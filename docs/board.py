@@ -20,7 +20,7 @@ from lightning_fire.board.suite import Suite, Task, read_suite
 from lightning_fire.board.table import MARKS, best_of, cells, differences, gains, mark
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.tables import difference_cell
-from lightning_fire.recipe.recipe import VANILLA
+from lightning_fire.recipe.recipe import SCRATCH, VANILLA
 
 DOCS = Path(__file__).parent
 ROWS, PAGE, CURVES, CSV, FIGURE = (
@@ -33,9 +33,9 @@ IN_THE_PAPER = (
     *(VANILLA, FULL_RESET, "shrink_and_perturb", "dash", "l2_init", "parseval", "redo", "continual_backprop", "snr"),
     *("muon", "plasticity_injection"),
 )
-HEAD = (
-    "task,method,mean,sd,seeds,gain,gain_low,gain_high,over_scratch,over_scratch_low,over_scratch_high,setting,seconds"
-)
+HEAD = ["task", "method", "mean", "sd", "seeds"]
+HEAD += [f"{of}{end}" for of in ("gain", "over_scratch") for end in ("", "_low", "_high", "_five_low", "_five_high")]
+HEAD += ["setting", "seconds"]
 
 
 def markdown(rows: list[list[str]], numbers: bool = True) -> str:
@@ -106,22 +106,32 @@ def first_table(rows: Mapping[str, Row], suite: Suite) -> str:
     return markdown(table, numbers=False)
 
 
+def of_five(row: Row, task: Task, reference: str) -> tuple[float, float, float]:
+    """Return a gain with the first five seeds, and its own 95 % interval."""
+    cell = row.cells[task.name]
+    pair = (cell.values, cell.vanilla if reference == VANILLA else cell.scratch)
+    return difference(*({seed: gain for seed, gain in gains(task, each).items() if seed < 5} for each in pair))
+
+
 def vanished(rows: Mapping[str, Row], suite: Suite) -> str:
-    """List differences to continuing or training from scratch that five seeds show singly and the board does not."""
-    found, told, shown = differences(rows, suite), [], 0
-    for (method, name, reference), of in found.items():
-        cell, task = rows[method].cells[name], suite.tasks[name]
-        other = cell.vanilla if reference == "vanilla" else cell.scratch
-        values, others = ({s: v for s, v in gains(task, each).items() if s < 5} for each in (cell.values, other))
-        _, low, high = difference(values, others)
+    """Count differences to continuing or training from scratch that five seeds show singly and the board does not."""
+    names: dict[str, dict[str, list[str]]] = {name: {VANILLA: [], SCRATCH: []} for name in suite.tasks}
+    shown = dict.fromkeys(suite.tasks, 0)
+    for (method, name, reference), of in differences(rows, suite).items():
+        _, low, high = of_five(rows[method], suite.tasks[name], reference)
         if low > 0 or high < 0:
-            shown += 1
+            shown[name] += 1
             if not of.decided:
-                what = "continuing" if reference == "vanilla" else "training from scratch"
-                five = difference_cell(values, others, task.digits)
-                ten = "{:+.{d}f} ({:+.{d}f} to {:+.{d}f})".format(of.gain, of.low, of.high, d=task.digits)
-                told.append(f"- `{method}` against {what} in {name}: five seeds {five}, ten {ten}")
-    return f"{len(told)} of {shown} differences:\n\n" + "\n".join(told) + "\n"
+                names[name][reference].append(f"`{method}`")
+    count = sum(len(methods) for of in names.values() for methods in of.values())
+    table = [
+        ["task", "shown by five", "not by the board: over continuing", "not by the board: over training from scratch"]
+    ]
+    for name, of in names.items():
+        table.append([name, str(shown[name]), *(", ".join(methods) or "none" for methods in of.values())])
+    return (
+        f"{count} of {sum(shown.values())} differences, with their numbers in `board.csv`:\n\n{markdown(table, False)}"
+    )
 
 
 def fire_table(rows: Mapping[str, Row], suite: Suite) -> str:
@@ -159,15 +169,16 @@ def write_csv(rows: Mapping[str, Row], suite: Suite) -> None:
     found = differences(rows, suite)
     with CSV.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(HEAD.split(","))
+        writer.writerow(HEAD)
         for method, row in rows.items():
             for name, cell in row.cells.items():
                 task = suite.tasks[name]
                 values = task.scale * np.array([*cell.values.values()])
                 ends = []
-                for reference in ("vanilla", "scratch"):
+                for reference in (VANILLA, SCRATCH):
                     of = found.get((method, name, reference))
-                    ends += [f"{x:.4g}" for x in (of.gain, of.low, of.high)] if of else [""] * 3
+                    five = of_five(row, task, reference)[1:] if of else ()
+                    ends += [f"{x:.4g}" for x in (of.gain, of.low, of.high, *five)] if of else [""] * 5
                 setting = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in cell.setting.items())
                 spread = f"{values.std(ddof=1):.3g}"
                 writer.writerow(

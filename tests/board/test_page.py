@@ -45,7 +45,10 @@ def test_a_cell_has_one_result_with_its_interval_a_mark_and_a_link(rows):
 
 def test_what_five_seeds_showed_and_ten_do_not_is_told(rows):
     told = SCRIPT["vanished"](rows, SUITE)
-    assert "`redo` against continuing in random_labels: five seeds +1.1" in told and "`fire`" not in told
+    assert told.startswith("1 of 8 differences") and "| random_labels | 8 | `redo` | none |" in told
+    assert SCRIPT["of_five"](rows["redo"], SUITE.tasks["random_labels"], "vanilla") == pytest.approx(
+        (1.1, 0.976, 1.224), abs=1e-3
+    )
 
 
 def test_who_is_first_is_told(rows):
@@ -62,4 +65,5 @@ def test_figures_and_csv_are_written(rows, tmp_path, monkeypatch):
     SCRIPT["draw_curves"](rows, SUITE.tasks["random_labels"])
     lines = (tmp_path / "board.csv").read_text().splitlines()
     assert len(lines) == 1 + len(rows) and lines[2].startswith("random_labels,fire,70,0.741,10,")
+    assert {line.count(",") for line in lines} == {lines[0].count(",")}
     assert {path.name for path in tmp_path.iterdir()} == {"board.csv", "board.png", "board_random_labels.png"}
