@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--net", choices=("small", "resnet-18"), default="small")
     parser.add_argument("--batch", type=int, default=256, help="images in a batch")
     parser.add_argument("--batches", type=int, default=196, help="batches of the new data")
-    parser.add_argument("--alpha", type=float, default=0.3, help="weight of a batch in the running average")
+    parser.add_argument("--alpha", type=float, default=0.3, help="weight of a batch in the exponential moving average")
     parser.add_argument("--rounds", type=int, default=3, help="events timed of each way, in turn")
     options = parser.parse_args()
     torch.backends.cudnn.deterministic = True  # so that weights can be compared

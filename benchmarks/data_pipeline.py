@@ -103,7 +103,7 @@ def epoch_seconds(way: Way, repeats: int = 1) -> float:
 
 
 def row(epochs: list[float], ours: list[float], samples: int, batch: int) -> dict[str, float | list[float]]:
-    """Return what to report of a way, from seconds of its epochs and of those of ours."""
+    """Report of a way of loading, from the seconds of its epochs and of those of ours."""
     middle, least, most = ratio(epochs, ours)
     return {
         "batches_a_second": round(-(-samples // batch) / statistics.median(epochs), 1),

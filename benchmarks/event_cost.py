@@ -120,7 +120,7 @@ def measured(name: str, net: str, size: int, batch: int, batches: int) -> dict[s
 
 
 def in_a_process(name: str, net: str, size: int, batch: int, batches: int) -> dict[str, float]:
-    """Return what `measured` does, from a new process where that measures the memory."""
+    """Like `measured`, in a new process where that measures the memory."""
     if torch.cuda.is_available():
         return measured(name, net, size, batch, batches)
     words = ["--one", name, "--net", net, "--size", str(size), "--batch", str(batch), "--batches", str(batches)]

@@ -139,7 +139,7 @@ def plan(names: Sequence[str], output: Path, small: bool) -> str:
         lines.append(f"| {name}{done} | {PARTS[name].limit:.0f} s | `{command}` |")
     total = sum(PARTS[name].limit for name in names)
     return "\n".join(
-        [*lines, f"\nAt most {total:.0f} s in all; a call ends after --seconds, and the next one goes on."]
+        [*lines, f"\nAt most {total:.0f} s in all; a call ends after --seconds, and the next one continues."]
     )
 
 
@@ -163,7 +163,7 @@ def main(words: Sequence[str] | None = None) -> None:
     work(options.only, options.output, until + options.seconds - SPARE, options.device)
     left = [name for name in options.only if not result_of(name, options.output).exists()]
     print(tables_of(options.output))
-    print(f"Left: {', '.join(left)}; the same command goes on, see log.txt." if left else "Nothing is left.")
+    print(f"Left: {', '.join(left)}; the same command continues, see log.txt." if left else "Nothing is left.")
 
 
 if __name__ == "__main__":

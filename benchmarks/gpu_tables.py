@@ -37,7 +37,7 @@ def of_result(path: Path) -> str:
 
 
 def of_tests(path: Path) -> str:
-    """Return what tests ended with, and the names of those that failed."""
+    """Numbers of tests that passed, failed and were skipped, and the names of those that failed."""
     suite = ElementTree.parse(path).getroot().find("testsuite")
     if suite is None:
         return ""

@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--only", choices=SETTINGS, nargs="+", default=list(SETTINGS), metavar="NET")
     parser.add_argument("--rounds", type=int, default=3, help="trainings timed of each way, in turn")
     for name in ("batch", "block", "accumulate", "steps"):
-        parser.add_argument(f"--{name}", type=int, help="in the place of the setting's")
+        parser.add_argument(f"--{name}", type=int, help="instead of the setting's")
     parser.add_argument("--precision", choices=("32-true", "bf16-mixed"), help="of the computations")
     publish_each(table, SETTINGS, parser.parse_args())
 

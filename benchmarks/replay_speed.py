@@ -315,7 +315,7 @@ def main() -> None:
     parser.add_argument("--only", choices=SETTINGS, nargs="+", default=list(SETTINGS), metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3, help="trainings timed of each way, in turn")
     for name in ("steps", "every", "updates", "batch", "initial"):
-        parser.add_argument(f"--{name}", type=int, help="in the place of the setting's")
+        parser.add_argument(f"--{name}", type=int, help="instead of the setting's")
     ask_cuda_itself()
     publish_each(table, SETTINGS, parser.parse_args())
 

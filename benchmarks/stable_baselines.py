@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--only", choices=EVERY, nargs="+", default=list(EVERY), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--of", choices=TRAININGS, nargs="+", default=list(TRAININGS), metavar="LIBRARY")
-    parser.add_argument("--every", type=int, help="steps from one evaluation to the next, in the place of the task's")
+    parser.add_argument("--every", type=int, help="steps from one evaluation to the next, instead of the task's")
     parser.add_argument("--episodes", type=int, default=20, help="of an evaluation")
     options = parser.parse_args()
     results: dict[str, dict[str, list]] = {}

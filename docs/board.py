@@ -57,7 +57,7 @@ def ordered(rows: Mapping[str, Row], suite: Suite) -> dict[str, Row]:
 
 
 def tasks_table(rows: Mapping[str, Row], suite: Suite) -> str:
-    """Return what the tasks are, and the numbers of continuing and of training from scratch."""
+    """Table of the tasks, with the numbers of continuing and of training from scratch."""
     table = [["task", "what changes", "number", VANILLA, "training from scratch", "seconds a run"]]
     for name, task in suite.tasks.items():
         if name in rows[VANILLA].cells:
@@ -135,7 +135,7 @@ def vanished(rows: Mapping[str, Row], suite: Suite) -> str:
 
 
 def fire_table(rows: Mapping[str, Row], suite: Suite) -> str:
-    """Return what FIRE with the paper's scale gains over the methods of the paper, each pair by itself."""
+    """Table of the gains of FIRE with the paper's scale over the methods of the paper, each pair by itself."""
     there = [name for name in suite.tasks if name in rows[FIRE].cells]
     table = [["`fire` minus", *there]]
     for method in [name for name in IN_THE_PAPER if name in rows]:

@@ -86,7 +86,7 @@ def numbers(text: str) -> list[float]:
 
 
 def estimate(entry: Mapping[str, Any]) -> tuple[float, Interval | None]:
-    """Return what an entry has measured, and its 95 % interval, of which a row without spread has none.
+    """Measured value of an entry, and its 95 % interval, which a row without spread does not have.
 
     Read from the page: an interval that stands there; differences of the same seed, by Student's t; or two means with
     standard deviations, by Welch's t.
@@ -119,7 +119,7 @@ def around(middle: float, error: float, freedom: float) -> Interval:
     return middle - half, middle + half
 
 
-def verdict(entry: Mapping[str, Any]) -> str:
+def outcome(entry: Mapping[str, Any]) -> str:
     """Return the status of a claim by one entry, by the rule on the page."""
     if "holds" in entry:
         return "confirmed" if entry["holds"] else "refuted"
@@ -145,18 +145,18 @@ def status(claim: Mapping[str, Any]) -> str:
     """Return the status of a claim, by the rule on the page."""
     parts: dict[str, set[str]] = {}
     for entry in counted(claim):
-        parts.setdefault(entry.get("part", ""), set()).add(verdict(entry))
-    if any(verdicts == {"refuted"} for verdicts in parts.values()):
+        parts.setdefault(entry.get("part", ""), set()).add(outcome(entry))
+    if any(outcomes == {"refuted"} for outcomes in parts.values()):
         return "refuted"
-    verdicts = set().union(*parts.values())
-    return "untried" if not verdicts else "confirmed" if verdicts == {"confirmed"} else "undecided"
+    outcomes = set().union(*parts.values())
+    return "untried" if not outcomes else "confirmed" if outcomes == {"confirmed"} else "undecided"
 
 
 def shown(entry: Mapping[str, Any]) -> str:
     """Return an entry as a line of the list."""
     link = entry["link"] if entry["link"].partition("#")[0].endswith(".md") else f"../{entry['link'].split('::')[0]}"
     part = f"({entry['part']}) " if "part" in entry else ""
-    text = f"{BESIDE if entry.get('beside') else SIGNS[verdict(entry)]} {part}[{entry['scale']}]({link})"
+    text = f"{BESIDE if entry.get('beside') else SIGNS[outcome(entry)]} {part}[{entry['scale']}]({link})"
     if "holds" in entry:
         return f"{text}: {entry['what']}"
     middle, interval = estimate(entry)
@@ -185,8 +185,8 @@ def counts(claims: list[dict[str, Any]]) -> str:
     """Return the table of statuses with the number of measurements for and against each claim, as Markdown."""
     rows = ["| | the paper says | status | ✓ | ✗ | ? |", "|--:|---|---|--:|--:|--:|"]
     for number, claim in enumerate(claims, 1):
-        verdicts = Counter(map(verdict, counted(claim)))
-        cells = (str(verdicts[name] or "") for name in SIGNS)
+        outcomes = Counter(map(outcome, counted(claim)))
+        cells = (str(outcomes[name] or "") for name in SIGNS)
         link = f"[{number}](claims.md#claim-{number})"
         rows.append(f"| {link} | {claim['claim']} | {status(claim)} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"

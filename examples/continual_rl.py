@@ -117,7 +117,7 @@ class ReDoOnLastTask(EventMethod):
 
 
 def callbacks_of(method: str, results: Results) -> list[BaseCallback]:
-    """Return what acts at each change of the task, on an agent that is new."""
+    """Callbacks of a method for a new agent, which act at each change of the task."""
     acts = {
         "reset_optimizer": OptimizerReset(),
         "reset_head": FullReset(where=Parameters(include=["^action_net", "^value_net"])),

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.chunks import Metric
 from lightning_fire.experiments.compare import add_common_arguments, common, engine_for, train_and_read, with_monitor
-from lightning_fire.experiments.pictures import save
+from lightning_fire.experiments.figures import save
 from lightning_fire.experiments.report import MINUS, Column, ComparisonReport
 from lightning_fire.experiments.runs import Run, at_work_in, merged, plan, reference_of
 from lightning_fire.experiments.tables import deliver, figures

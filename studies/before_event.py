@@ -99,7 +99,7 @@ def won(values: Values, network: nn.Module, new: Samples) -> Values:
 
 @torch.no_grad()
 def monitored(network: nn.Module, inputs: Tensor, labels: Tensor) -> Values:
-    """Return what `PlasticityMonitor` logs of a network on its training data.
+    """Values that `PlasticityMonitor` logs of a network on its training data.
 
     Args:
         network: Left as it is.

@@ -162,7 +162,7 @@ def by_mean(months: Sequence[Values]) -> str:
 
 
 def by_leading(months: Sequence[Values]) -> str:
-    """Return what the decision of the last of some months would take now, see `Decision.leading`."""
+    """Leading choice of the decision in the last of some months, see `Decision.leading`."""
     return decision_of(months[-1], "accuracy").leading or VANILLA
 
 
@@ -185,7 +185,7 @@ ASKED |= {f"{name} of all months so far": so_far(rule) for name, rule in ASKED.i
 
 
 def judged(runs: pd.DataFrame, rule: Rule, by: str = "held_out", count: int | None = None) -> pd.DataFrame:
-    """Return what a rule chooses in each month, and what it is worth in the next.
+    """Choice of a rule in each month, and its gain in the next.
 
     Args:
         runs: As `runs_of`.

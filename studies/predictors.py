@@ -95,8 +95,8 @@ def resampled(events: pd.DataFrame, count: int, seed: int = 0) -> Iterator[pd.Da
     """Yield samples of whole runs, drawn with replacement, as many as there are of each setting and rate."""
     generator = np.random.default_rng(seed)
     strata: dict[tuple[str, float], list[np.ndarray]] = {}
-    for (setting, rate, _), places in events.groupby(["setting", "rate", "seed"]).indices.items():
-        strata.setdefault((setting, rate), []).append(places)
+    for (setting, rate, _), positions in events.groupby(["setting", "rate", "seed"]).indices.items():
+        strata.setdefault((setting, rate), []).append(positions)
     for _ in range(count):
         drawn = [runs[i] for runs in strata.values() for i in generator.integers(0, len(runs), len(runs))]
         yield events.iloc[np.concatenate(drawn)].reset_index(drop=True)

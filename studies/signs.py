@@ -183,18 +183,18 @@ def _cell(row: pd.Series, factor: int, digits: int) -> str:
 def draw(found: Found, marks: Mapping[str, str], path: Path) -> None:
     """Draw the rank correlations with their intervals, and areas and fractions right by setting."""
     first = found[WITHIN].sort_values("estimate")
-    places = range(len(first))
+    positions = range(len(first))
     figure, grid = plt.subplots(1, 3, figsize=(12, 0.27 * len(first) + 1.5), sharey=True)
     bars = [(first.estimate - first.low).clip(lower=0), (first.high - first.estimate).clip(lower=0)]
-    grid[0].errorbar(first.estimate, places, xerr=bars, fmt="o", color="black", markersize=4)
+    grid[0].errorbar(first.estimate, positions, xerr=bars, fmt="o", color="black", markersize=4)
     for axes, measure in zip(grid[1:], (AREA, RIGHT), strict=True):
         for (of, setting), own in found.items():
             if of == measure and setting != "mean":
-                axes.plot(own.estimate[first.index], places, "o", alpha=0.7, label=setting.replace("_", " "))
+                axes.plot(own.estimate[first.index], positions, "o", alpha=0.7, label=setting.replace("_", " "))
     for axes, title, chance in zip(grid, (", ".join(WITHIN), AREA, RIGHT), (0, 0.5, 0.5), strict=True):
         axes.axvline(chance, color="grey", linewidth=1)
         axes.set_title(title, fontsize=10)
-        axes.set_yticks(places)
+        axes.set_yticks(positions)
         axes.grid(alpha=0.3)
     grid[0].set_yticklabels([f"{marks[name]}{name.replace('_', ' ')}" for name in first.index])
     grid[2].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)

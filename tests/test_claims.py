@@ -128,7 +128,7 @@ def test_what_is_not_on_the_page_is_an_error(page):
 def test_statuses(page, side, expected):
     """The interval is 0.1 to 0.5."""
     entry = {"link": page, "seeds": 3, "row": "fire", "column": "minus vanilla (95 %)", **side}
-    assert SCRIPT["verdict"](entry) == expected
+    assert SCRIPT["outcome"](entry) == expected
 
 
 def test_a_claim_is_undecided_where_settings_disagree():

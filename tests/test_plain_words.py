@@ -1,4 +1,4 @@
-"""Plain English: words with a plainer or standard alternative do not occur in pages and in the package."""
+"""Plain English: words with a plainer or standard alternative do not occur in pages, the package and its scripts."""
 
 import re
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ BETTER = {
     "what the network says, what a network says, what the model says": "output, prediction",
     "return what": "say what is returned",
 }
+KINDS = {".md", ".py", ".yaml"}
 WORDS = {re.compile(rf"{words}\b".replace(" ", r"\s+")): words for all_ in BETTER for words in all_.split(", ")}
 ALTERNATIVE = {words: better for all_, better in BETTER.items() for words in all_.split(", ")}
 
@@ -36,7 +37,11 @@ def found_in(text: str) -> Iterator[str]:
 
 
 def test_pages_and_package_use_plain_words():
-    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "lightning_fire").rglob("*.py")]
+    folders = ("docs", "lightning_fire", "recipes", "examples", "studies", "benchmarks")
+    files = [
+        ROOT / "README.md",
+        *(path for name in folders for path in (ROOT / name).rglob("*") if path.suffix in KINDS),
+    ]
     found = [f"{path.relative_to(ROOT)}:{line}" for path in files for line in found_in(path.read_text())]
     assert not found, "\n".join(found)
 

@@ -25,7 +25,7 @@ from tiny_recipe import error_of as parser_error_of
 from lightning_fire import data
 from lightning_fire.cli import main
 from lightning_fire.experiments.chunks import ChunkReport
-from lightning_fire.experiments.pictures import draw as draw_panels
+from lightning_fire.experiments.figures import draw as draw_panels
 from lightning_fire.experiments.runs import Run
 from lightning_fire.experiments.training import perform
 from studies import ablation_figures

@@ -4,8 +4,8 @@ python examples/neighbours/run.py               # all; the table is on docs/refe
 python examples/neighbours/run.py skorch darts  # some: the rows of the others stay
 
 A script fails if it ends in an error, if no event changes a weight, if a change is lost (at the next event, or at the
-end, a weight is nearer to its old value than to the new one), or if nobody trains a changed weight (it still has the
-new value). Training that moves a weight farther than an event did leaves open which of them it began from.
+end, a weight is nearer to its old value than to the new one), or if no optimizer trains a changed weight (it still has
+the new value). Training that moves a weight farther than an event did leaves open which of them it began from.
 """
 
 import ast
@@ -69,7 +69,7 @@ class Watch:
             open_ = (new - old).norm() <= min(from_old, from_new)
             self.seen |= not open_
             if now.equal(new):
-                self.found.append(f"{name} was changed, and nobody has trained it since")
+                self.found.append(f"{name} was changed, and has not been trained since")
             elif from_new >= from_old and not open_:
                 self.found.append(f"the change of {name} was lost")
 

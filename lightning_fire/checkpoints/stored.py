@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
-from lightning_fire.where.memory import Place, overlapping, place_of
+from lightning_fire.where.memory import MemoryRange, overlapping, range_of
 
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 COUNTING = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
@@ -85,10 +85,10 @@ def in_layer_order(tensors: Iterable[Stored]) -> list[Stored]:
 
 def stored_tensors(state: Mapping[str, Tensor]) -> list[Stored]:
     """Describe tensors by name, those with the same memory once; partly overlapping ones cannot be replaced."""
-    names: dict[Place | str, list[str]] = {}
+    names: dict[MemoryRange | str, list[str]] = {}
     for name, tensor in state.items():
-        names.setdefault(place_of(tensor) or name, []).append(name)
-    tangled = overlapping({group[0]: place for place, group in names.items() if isinstance(place, Place)})
+        names.setdefault(range_of(tensor) or name, []).append(name)
+    tangled = overlapping({group[0]: own for own, group in names.items() if isinstance(own, MemoryRange)})
     return [_describe(state[name], name, aliases, tangled.get(name, "")) for name, *aliases in names.values()]
 
 

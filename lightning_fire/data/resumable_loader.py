@@ -41,8 +41,8 @@ class EpochSampler(DistributedSampler[Any]):
         if self.shuffle:
             seeded = torch.Generator("cpu").manual_seed(int(self.seed) + self.epoch)
             numbers = torch.randperm(size, device="cpu", generator=seeded)
-        places = self.rank + self.num_replicas * torch.arange(self.num_samples, device="cpu")
-        own = places % size  # the end repeats the first ones
+        positions = self.rank + self.num_replicas * torch.arange(self.num_samples, device="cpu")
+        own = positions % size  # the end repeats the first ones
         return numbers[own[self.skip :]]
 
     def __iter__(self) -> Iterator[Any]:

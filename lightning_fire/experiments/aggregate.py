@@ -87,9 +87,9 @@ def main(args: Sequence[str] | None = None) -> dict[str, tuple[Estimate, Estimat
     for method, estimates in result.items():
         seeds, count = map(str, scores[method].shape)
         rows.append([method, count, seeds])
-        for (value, *interval), places in zip(estimates, (digits, 2), strict=True):
-            low, high = (number(end, places) for end in interval)
-            rows[-1] += [number(value, places), "–" if math.isnan(interval[0]) else f"{low} to {high}"]
+        for (value, *interval), decimals in zip(estimates, (digits, 2), strict=True):
+            low, high = (number(end, decimals) for end in interval)
+            rows[-1] += [number(value, decimals), "–" if math.isnan(interval[0]) else f"{low} to {high}"]
     note = (
         f"score: {'normalized ' if scales[0] else ''}{options.measure}; IQM: mean of all runs without the best and the"
         " worst quarter; P: that a run is better than one of the reference on the same task; intervals: bootstrap,"

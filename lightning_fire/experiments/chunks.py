@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from lightning_fire.experiments.figures import Panel
 from lightning_fire.experiments.logs import NOTHING, Curves, Name, Series, of_events, units_reset
-from lightning_fire.experiments.pictures import Panel
 from lightning_fire.experiments.report import UNITS_RESET, Column, Compared, ComparisonReport
 from lightning_fire.experiments.tables import mean, with_spread
 

@@ -5,8 +5,8 @@ from functools import partial
 
 import numpy as np
 
+from lightning_fire.experiments.figures import Panel
 from lightning_fire.experiments.logs import NOTHING, Curves, Name, Series, seconds_of_events
-from lightning_fire.experiments.pictures import Panel
 from lightning_fire.experiments.report import Column, Compared, ComparisonReport
 
 LOSS, AT_START = "val/loss", "val/loss_at_new_data"

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from lightning_fire.experiments.decision import FROM_SCRATCH, Cost, Decision, decision_of
+from lightning_fire.experiments.figures import Panel, draw, relabelled
 from lightning_fire.experiments.logs import Curves, Name, seconds_of_events
-from lightning_fire.experiments.pictures import Panel, draw, relabelled
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.tables import (
     aligned,

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from functools import partial
 
 from lightning_fire.experiments.chunks import DORMANT, ONLINE, SPREAD, ChunkedRun, ChunkReport, Metric
+from lightning_fire.experiments.figures import Panel
 from lightning_fire.experiments.logs import Curves, Name
-from lightning_fire.experiments.pictures import Panel
 from lightning_fire.experiments.report import UNITS_RESET, Column, Compared, ComparisonReport
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.tables import mean, number

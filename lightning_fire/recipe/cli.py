@@ -183,12 +183,12 @@ def _reason(error: BaseException) -> str:
         return str(error)
     message = next(iter(str(error).splitlines()), "")
     problem = f"{type(error).__name__}: {message} (JSONARGPARSE_DEBUG=true shows where)"
-    for places in (frame.f_locals for frame in reversed(frames)):
-        if isinstance(kind := places.get("class_type"), type):  # of jsonargparse, which calls constructors
+    for variables in (frame.f_locals for frame in reversed(frames)):
+        if isinstance(kind := variables.get("class_type"), type):  # of jsonargparse, which calls constructors
             plain = (str, int, float, list, tuple, dict, type(None))
             words = {
                 k: reprlib.repr(v) if isinstance(v, plain) else type(v).__name__
-                for k, v in places.get("kwargs", {}).items()
+                for k, v in variables.get("kwargs", {}).items()
             }
             given = ", ".join(f"{name}={word}" for name, word in words.items())
             return f"{kind.__qualname__}({given}) cannot be built: {problem}"

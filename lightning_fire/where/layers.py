@@ -13,7 +13,7 @@ from lightning_fire.where.bare import bare_weights, recurrent_weights, stacked
 from lightning_fire.where.candidate import LOW_RANK, Candidate
 from lightning_fire.where.fused import NOT_FUSED, candidate_in, is_attention_name, parts_of, role_of
 from lightning_fire.where.low_rank import low_rank_factors
-from lightning_fire.where.memory import Place, overlapping, place_of
+from lightning_fire.where.memory import MemoryRange, overlapping, range_of
 from lightning_fire.where.selection import times
 from lightning_fire.where.trained import UNTRAINED, why_not_trained
 from lightning_fire.where.weight_layers import (
@@ -95,12 +95,12 @@ def looks_like_a_weight(name: str) -> bool:
 
 def _sharing_memory(named: Mapping[str, nn.Parameter]) -> dict[str, str]:
     """Return the reasons of parameters that overlap others in memory; the first of several equal ones has none."""
-    places = {name: place for name, parameter in named.items() if (place := place_of(local(parameter)))}
-    firsts: dict[Place, str] = {}
-    for name, place in places.items():
-        firsts.setdefault(place, name)
-    others = {name: firsts[place] for name, place in places.items() if firsts[place] != name}
-    others |= overlapping({name: place for place, name in firsts.items()})
+    ranges = {name: own for name, parameter in named.items() if (own := range_of(local(parameter)))}
+    firsts: dict[MemoryRange, str] = {}
+    for name, own in ranges.items():
+        firsts.setdefault(own, name)
+    others = {name: firsts[own] for name, own in ranges.items() if firsts[own] != name}
+    others |= overlapping({name: own for own, name in firsts.items()})
     return {name: f"sharing memory with {other}" for name, other in others.items()}
 
 

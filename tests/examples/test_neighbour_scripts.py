@@ -59,7 +59,7 @@ def test_a_weight_that_nobody_trains_is_a_fault(run):
     model, _ = _event(True)
     model[0].weight.requires_grad_(False)  # after the event, as a library that freezes when training begins
     _trained(model)
-    assert watch.faults() == ["0.weight was changed, and nobody has trained it since"]
+    assert watch.faults() == ["0.weight was changed, and has not been trained since"]
 
 
 def test_a_change_that_is_loaded_over_is_a_fault(run):

@@ -32,8 +32,8 @@ from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.chunks import ChunkedRun, ChunkReport, Metric
 from lightning_fire.experiments.compare import _MONITOR, common, with_monitor
 from lightning_fire.experiments.compare import parser as compare_parser
+from lightning_fire.experiments.figures import band, colors, draw
 from lightning_fire.experiments.logs import of_events, read_curves, read_logs
-from lightning_fire.experiments.pictures import band, colors, draw
 from lightning_fire.experiments.runs import Run
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.tables import deliver

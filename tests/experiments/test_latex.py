@@ -6,7 +6,7 @@ import re
 from history import HISTORY, IDLE, named
 
 from lightning_fire.experiments.chunks import ChunkReport
-from lightning_fire.experiments.pictures import draw, relabelled
+from lightning_fire.experiments.figures import draw, relabelled
 from lightning_fire.experiments.tables import FORMATS, as_latex
 
 

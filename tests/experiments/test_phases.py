@@ -17,8 +17,8 @@ from lightning_fire import FIRECallback, Log, OptimizerReset, PlasticityCallback
 from lightning_fire.cli import main
 from lightning_fire.data import TextDataModule
 from lightning_fire.experiments.branching import with_first_phases
+from lightning_fire.experiments.figures import draw
 from lightning_fire.experiments.phases import PhaseReport
-from lightning_fire.experiments.pictures import draw
 from lightning_fire.experiments.runs import plan
 from lightning_fire.experiments.training import ReportProgress
 from lightning_fire.modules import LanguageModel

@@ -1,4 +1,4 @@
-"""A CartPole whose motor changes: does PPO of Stable-Baselines3 continue, reset, or begin anew?
+"""A CartPole whose motor changes: does PPO of Stable-Baselines3 continue, reset, or train from scratch?
 
 python examples/neighbours/decisions/stable_baselines3_ppo.py weaker runs/weaker      # 40 % of the force
 python examples/neighbours/decisions/stable_baselines3_ppo.py reversed runs/reversed  # the force in the other direction

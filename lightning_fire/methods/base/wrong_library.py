@@ -46,11 +46,11 @@ class OfOneLibrary:
                 own = inspect.signature(cls.__init__).parameters
                 if not any(each.kind == each.VAR_KEYWORD for each in own.values()):
                     for keyword in sorted(others - own.keys()):
-                        places = " or ".join(
+                        callables = " or ".join(
                             f"lightning_fire{module}.PlasticityCallback, of {library}"
                             for library, module in _TAKEN[keyword]
                         )
-                        raise TypeError(f"{cls.__name__} takes no `{keyword}`: it is an argument of {places}")
+                        raise TypeError(f"{cls.__name__} takes no `{keyword}`: it is an argument of {callables}")
             return super().__new__(cls)
 
         def __getattr__(self, name: str) -> Any:

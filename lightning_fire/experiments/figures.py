@@ -51,7 +51,7 @@ def band(curves: Sequence[Series]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
     A curve counts between its ends, except where it is NaN.
     """
-    x = np.unique(np.concatenate([places for places, _ in curves]))
+    x = np.unique(np.concatenate([positions for positions, _ in curves]))
     y = np.ma.masked_invalid([np.interp(x, *curve, left=np.nan, right=np.nan) for curve in curves])
     deviation = np.ma.filled(y.std(axis=0, ddof=1), 0.0)  # 0 for a single curve
     return x, np.ma.filled(y.mean(axis=0), np.nan), deviation
