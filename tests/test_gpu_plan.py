@@ -113,7 +113,7 @@ def test_a_second_call_goes_on_where_the_first_ended(gpu, parts, tmp_path, capsy
     assert "broken: exit 1" in printed.err and "long: ended by the limit" in printed.err
     assert "no such kernel" in (output / "log.txt").read_text()
     assert "| ours | 0.25 | 3 |" in printed.out
-    assert "Left: broken, long; the same command goes on, see log.txt." in printed.out
+    assert "Left: broken, long; the same command continues, see log.txt." in printed.out
     calls, printed = call()
     assert calls == [1, 2, 2]
     assert "Left: broken;" in printed.out

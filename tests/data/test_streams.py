@@ -127,7 +127,7 @@ def test_a_task_is_a_pure_function_of_seed_and_number(stream):
 
 
 class Sampled(PermutedInputs):
-    """Inputs that are permuted anew one image after the other."""
+    """Inputs with a new permutation for each image."""
 
     between = Stream.between
 

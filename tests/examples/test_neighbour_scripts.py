@@ -1,4 +1,4 @@
-"""The watch over scripts of other libraries sees events that are lost, miss, or hit what nobody trains."""
+"""The watch over scripts of other libraries sees events that are lost, miss, or hit what is not trained."""
 
 import importlib.util
 from pathlib import Path

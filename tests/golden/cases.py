@@ -42,7 +42,7 @@ TRAININGS: dict[str, Training | SeveralFits] = {
     "stream": Training(trainings.classifier, trainings.stream, batches=(5,), ends=()),
     "announced": Training(data=trainings.AnnouncingData, batches=()),
     "several_fits": SeveralFits(),
-    "fits_of_several_processes": SeveralFits(anew=True),
+    "fits_of_several_processes": SeveralFits(separate=True),
     "started": Training(batches=(), ends=(), starts=(7, 10)),  # both right after an event
     "frozen": Training(trainings.Frozen, batches=(), ends=()),
     "validated": Training(options={"val_check_interval": 2}, batches=(7,), ends=()),

@@ -309,25 +309,25 @@ class SeveralFits:
     """Three fits of two epochs, each on a loader of its own.
 
     Args:
-        anew: Whether each fit has a new module, new callbacks and a new Trainer, and continues from a checkpoint, as in
-            another process; otherwise all are the same.
+        separate: Whether each fit has a new module, new callbacks and a new Trainer, and continues from a checkpoint,
+            as in another process; otherwise all are the same.
     """
 
-    anew: bool = False
+    separate: bool = False
 
     def digests(self, callbacks: MakeCallbacks) -> Digests:
         """Return the digests after the last fit."""
         with tempfile.TemporaryDirectory() as folder:
             logger, module, trainer, checkpoint = Memory(), None, None, None
             for fit in range(3):
-                if self.anew or trainer is None:
+                if self.separate or trainer is None:
                     torch.manual_seed(1 + fit)
                     module, trainer = Module(), trainer_of(Path(folder), logger, callbacks(), 0)
                 trainer.fit_loop.max_epochs = 2 * fit + 2
                 loader = DataLoader(images(24, 3 + fit), batch_size=6, shuffle=True)
                 validation = DataLoader(images(16, 2), batch_size=8)
                 trainer.fit(module, loader, validation, ckpt_path=checkpoint, weights_only=False)
-                if self.anew:
+                if self.separate:
                     trainer.save_checkpoint(checkpoint := f"{folder}/{fit}.ckpt")
             return digests_of(trainer, module, logger)
 

@@ -453,7 +453,7 @@ def test_an_optimizer_of_another_library_is_served_or_refused(tmp_path):
 
 @pytest.mark.parametrize(("with_callback", "expected"), [(True, [STEPS]), (False, [STEPS])])
 def test_a_training_that_continues_a_finished_one_begins_new_data(tmp_path, with_callback, expected, caplog):
-    """Also where the first one did not know the callback; from its middle, the same data goes on, which is said."""
+    """Also where the first one did not know the callback; from its middle, the same data continues, which is said."""
     saving = {"save_strategy": "steps", "save_steps": 3}
     first = [PlasticityCallback(FIRE(), AtNewData(skip_first=False))] if with_callback else []
     trainer(tmp_path, *first, **saving).train()

@@ -194,7 +194,7 @@ def test_an_injection_wraps_the_head_of_an_average_and_leaves_its_output():
     PlasticityInjection("3")(model, Loop(torch.optim.Adam(model.parameters()), averages=average))
     torch.testing.assert_close(average(x), before)
     assert torch.equal(average.module[3].trained.weight, model[3].trained.weight)
-    assert average.n_averaged == 1  # it goes on
+    assert average.n_averaged == 1  # it continues
 
 
 @pytest.mark.filterwarnings("ignore:the change leaves")

@@ -26,7 +26,7 @@ def process(rank):
         local = case.build(sync_on_compute=False)
         local.update(*batches(case.inputs, (4, 20))[rank])
         values[name] = together, local.compute()
-        metric.update(*case.inputs)  # goes on with the sums of its own
+        metric.update(*case.inputs)  # continues with its own sums
         values[name] += (metric.compute(),)
     torch.save(values, f"{folder}/{{rank}}")
     torch.distributed.destroy_process_group()

@@ -87,7 +87,7 @@ def wait_for_end_of(process: int, seconds: float = 30) -> None:
     while Path(f"/proc/{process}").exists():
         if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
             return  # its exit code was not requested yet
-        assert time.monotonic() < end, "it goes on"
+        assert time.monotonic() < end, "it continues"
         time.sleep(0.05)
 
 

@@ -49,7 +49,7 @@ class _Count(Callback):
 def waits_of_fit(*callbacks, depth=5, epochs=2, make=None):
     """Return the waits for the device in each batch of a fit; in the last ones of epochs with what ends these.
 
-    `make` returns a module and its data, in the place of `Hidden` and three batches.
+    `make` returns a module and its data, instead of `Hidden` and three batches.
     """
     with Pretended() as pretended:
         torch.manual_seed(0)

@@ -98,7 +98,7 @@ def test_the_average_of_an_injected_head_restarts():
 @needs_ema
 @pytest.mark.parametrize("average_is", ["after", "before"])
 def test_an_injection_alone_changes_the_output_of_no_average(average_is):
-    """The average goes on from its own old weights, also if it was copied before the head was wrapped."""
+    """The average continues from its own old weights, also if it was copied before the head was wrapped."""
     averaging, outputs, x = callbacks.EMAWeightAveraging(decay=0.99), [], torch.randn(5, 8)
 
     class Watched(PlasticityCallback):
