@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from lightning_fire.board.measured import FULL_RESET
-from lightning_fire.board.row import Row, read_rows
+from lightning_fire.board.row import Row, Values, read_rows
 from lightning_fire.board.suite import Suite, Task, read_suite
 from lightning_fire.board.table import MARKS, best_of, cells, differences, gains, mark
 from lightning_fire.experiments.statistics import difference
@@ -33,6 +33,7 @@ IN_THE_PAPER = (
     *(VANILLA, FULL_RESET, "shrink_and_perturb", "dash", "l2_init", "parseval", "redo", "continual_backprop", "snr"),
     *("muon", "plasticity_injection"),
 )
+OF_UNITS = ("redo", "redo_gradient", "continual_backprop", "snr")
 HEAD = ["task", "method", "mean", "sd", "seeds"]
 HEAD += [f"{of}{end}" for of in ("gain", "over_scratch") for end in ("", "_low", "_high", "_five_low", "_five_high")]
 HEAD += ["setting", "seconds"]
@@ -134,17 +135,35 @@ def vanished(rows: Mapping[str, Row], suite: Suite) -> str:
     )
 
 
+def values_of(row: Row, of: str = "values") -> dict[str, Values]:
+    """Return the values of a row by task and seed, or those of `vanilla` or `scratch` beside them."""
+    return {name: getattr(cell, of) for name, cell in row.cells.items()}
+
+
 def fire_table(rows: Mapping[str, Row], suite: Suite) -> str:
     """Table of the gains of FIRE with the paper's scale over the methods of the paper, each pair by itself."""
-    there = [name for name in suite.tasks if name in rows[FIRE].cells]
-    table = [["`fire` minus", *there]]
-    for method in [name for name in IN_THE_PAPER if name in rows]:
-        line = [f"`{method}`"]
-        for name in there:
-            task, cell = suite.tasks[name], rows[method].cells.get(name)
-            of_fire, others = (gains(task, of.values if of else {}) for of in (rows[FIRE].cells[name], cell))
-            line.append(difference_cell(of_fire, others, task.digits))
-        table.append(line)
+    pairs = {name: (values_of(rows[FIRE]), values_of(rows[name])) for name in IN_THE_PAPER if name in rows}
+    return paired_table("`fire` minus", pairs, suite)
+
+
+def units_table(rows: Mapping[str, Row], suite: Suite) -> str:
+    """Table of the gains of the methods that reset single units over training from scratch, each pair by itself."""
+    pairs = {name: (values_of(rows[name]), values_of(rows[name], SCRATCH)) for name in OF_UNITS if name in rows}
+    return paired_table("minus training from scratch", pairs, suite)
+
+
+def paired_table(
+    head: str, pairs: Mapping[str, tuple[Mapping[str, Values], Mapping[str, Values]]], suite: Suite
+) -> str:
+    """Table of differences: for each row, two sets of values by task and seed; the second is subtracted."""
+    there = [name for name in suite.tasks if any(name in one for one, _ in pairs.values())]
+    table = [[head, *there]]
+    for method, both in pairs.items():
+        cells = [
+            difference_cell(*(gains(suite.tasks[name], of.get(name, {})) for of in both), suite.tasks[name].digits)
+            for name in there
+        ]
+        table.append([f"`{method}`", *cells])
     return markdown(table)
 
 
@@ -264,6 +283,7 @@ def parts(rows: Mapping[str, Row], suite: Suite) -> Iterator[tuple[str, str]]:
     yield "left out", left_out(suite)
     yield "first", first_table(rows, suite)
     yield "fire", fire_table(rows, suite)
+    yield "units", units_table(rows, suite)
     yield "vanished", vanished(rows, suite)
     yield "time", minutes(rows, suite)
 
