@@ -100,7 +100,7 @@ def _cell(
         tuned.setting,
         tuned.tried,
         _curve([report.curves["", method, run.seed].get(task.curve) for run in own]),
-        round(float(np.mean([_seconds(run) for run in own])), 2),
+        round(float(np.median([_seconds(run) for run in own])), 2),
         hashlib.sha256(layers.encode()).hexdigest(),
     )
 

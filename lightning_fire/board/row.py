@@ -23,7 +23,7 @@ class Cell:
         setting: The chosen hyper-parameters; empty: nothing was tuned.
         tried: Mean result of each tried setting over the tuning seeds, by name.
         curve: Mean over the seeds at each point of the curve, and its standard deviation (n - 1), `(points, 2)`.
-        seconds: Wall-clock time of a run, mean over the seeds.
+        seconds: Wall-clock time of a run, median over the seeds: a pause of the machine is not counted.
         recipe: SHA-256 of the recipe with the method.
     """
 
