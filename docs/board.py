@@ -206,33 +206,40 @@ def write_csv(rows: Mapping[str, Row], suite: Suite) -> None:
 
 
 def draw_board(rows: Mapping[str, Row], suite: Suite) -> None:
-    """Draw the gains with their intervals, a panel for each task."""
-    found, shown = differences(rows, suite), [name for name in rows if name != VANILLA]
+    """Draw the gains with their intervals, a panel for each task; a line of panels has the methods of its tasks."""
+    found = differences(rows, suite)
     tasks = [name for name in suite.tasks if any(name in row.cells for row in rows.values())]
-    columns = min(4, len(tasks))
-    lines = -(-len(tasks) // columns)
+    lines = [tasks[first : first + 4] for first in range(0, len(tasks), 4)]
+    shown = [[method for method in rows if any((method, name, "vanilla") in found for name in line)] for line in lines]
+    heights = [0.19 * len(methods) + 0.9 for methods in shown]
     figure, grid = plt.subplots(
-        lines, columns, figsize=(2.7 * columns + 1.6, lines * (0.19 * len(shown) + 0.9)), sharey=True, squeeze=False
+        *(len(lines), len(lines[0])),
+        figsize=(2.7 * len(lines[0]) + 1.6, sum(heights)),
+        sharey="row",
+        squeeze=False,
+        height_ratios=heights,
     )
     for axes in grid.flat[len(tasks) :]:
         axes.set_visible(False)
-    for axes, name in zip(grid.flat, tasks, strict=False):
+    for number, name in enumerate(tasks):
+        axes, methods = grid.flat[number], shown[number // 4]
         scratch = found.get((FULL_RESET, name, "vanilla"))
         axes.axvline(0, color="black", linewidth=1)
         if scratch:
             axes.axvline(scratch.gain, color="black", linewidth=1, linestyle=":")
-        for place, method in enumerate(shown):
+        for place, method in enumerate(methods):
             if of := found.get((method, name, "vanilla")):
                 color = COLORS[mark(of, found.get((method, name, "scratch")))]
                 axes.plot([of.low, of.high], [place] * 2, color=color, linewidth=2)
                 axes.plot(of.gain, place, "o", color=color, markersize=4)
         axes.set_title(name.replace("_", " "), fontsize=10)
-        axes.set_yticks(range(len(shown)), [method.replace("_", " ") for method in shown], fontsize=8)
+        axes.set_yticks(range(len(methods)), [method.replace("_", " ") for method in methods], fontsize=8)
+        axes.set_ylim(len(methods) - 0.5, -0.5)
         axes.tick_params(axis="x", labelsize=8)
         axes.grid(axis="x", alpha=0.3)
-    grid[0, 0].set_ylim(len(shown) - 0.5, -0.5)
     figure.supxlabel(
-        "gain over continuing (line) and of training from scratch (dotted); green: shown to be better than both",
+        "gain over continuing (line) and of training from scratch (dotted); green: shown to be better than both,"
+        " blue: than continuing, red: worse",
         fontsize=9,
     )
     figure.tight_layout()
