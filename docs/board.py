@@ -27,6 +27,7 @@ ROWS, PAGE, CURVES, CSV, FIGURE = (
     DOCS / name for name in ("board", "board.md", "board_curves.md", "board.csv", "board.png")
 )
 BEGIN, END = "<!-- {}: written by docs/board.py -->\n", "<!-- end -->"
+OTHER_MACHINE = " †"
 COLORS = {"●": "tab:green", "○": "tab:blue", "×": "tab:red", "": "tab:gray"}
 FIRE = "fire"
 IN_THE_PAPER = (
@@ -59,7 +60,7 @@ def ordered(rows: Mapping[str, Row], suite: Suite) -> dict[str, Row]:
 
 def tasks_table(rows: Mapping[str, Row], suite: Suite) -> str:
     """Table of the tasks, with the numbers of continuing and of training from scratch."""
-    table = [["task", "what changes", "number", VANILLA, "training from scratch", "seconds a run"]]
+    table = [["task", "what changes", "what is measured", VANILLA, "training from scratch", "seconds per run"]]
     for name, task in suite.tasks.items():
         if name in rows[VANILLA].cells:
             cell = rows[VANILLA].cells[name]
@@ -75,8 +76,8 @@ def main_table(rows: Mapping[str, Row], suite: Suite) -> str:
     for line in body:
         for place, name in enumerate(head[1:], 1):
             text = re.sub(r"^([-+\d.]+) \(([-+\d.]+) to ([-+\d.]+)\)", _half_width, line[place])
-            line[place] = f"[{text}](board_curves.md#{name})" if text != "–" else text
-        line[0] = f"`{line[0]}`"
+            line[place] = f"[{text}](board_curves.md#{name})" if text not in ("–", "n/a") else text
+        line[0] = f"`{line[0]}`{'' if rows[line[0]].machine == rows[VANILLA].machine else OTHER_MACHINE}"
     return markdown([[name.replace("_", " ") for name in head], *body])
 
 
@@ -99,7 +100,7 @@ def left_out(suite: Suite) -> str:
 
 def first_table(rows: Mapping[str, Row], suite: Suite) -> str:
     """Return who is first on each task, and who is not shown to be worse."""
-    table = [["task", "first", "not shown to be worse"]]
+    table = [["task", "best mean", "not shown to be worse"]]
     for name, task in suite.tasks.items():
         best = best_of(rows, task)
         if best:
@@ -107,32 +108,35 @@ def first_table(rows: Mapping[str, Row], suite: Suite) -> str:
     return markdown(table, numbers=False)
 
 
-def of_five(row: Row, task: Task, reference: str) -> tuple[float, float, float]:
-    """Return a gain with the first five seeds, and its own 95 % interval."""
+def alone(row: Row, task: Task, reference: str, seeds: int) -> tuple[float, float, float]:
+    """Return a gain with the first seeds, and the 95 % interval of this pair by itself."""
     cell = row.cells[task.name]
     pair = (cell.values, cell.vanilla if reference == VANILLA else cell.scratch)
-    return difference(*({seed: gain for seed, gain in gains(task, each).items() if seed < 5} for each in pair))
+    return difference(*({seed: gain for seed, gain in gains(task, each).items() if seed < seeds} for each in pair))
 
 
 def vanished(rows: Mapping[str, Row], suite: Suite) -> str:
-    """Count differences to continuing or training from scratch that five seeds show singly and the board does not."""
-    names: dict[str, dict[str, list[str]]] = {name: {VANILLA: [], SCRATCH: []} for name in suite.tasks}
+    """Table of the differences that five seeds show singly, and ten do not, or not after the correction."""
     shown = dict.fromkeys(suite.tasks, 0)
+    lost: dict[str, tuple[list[str], list[str]]] = {name: ([], []) for name in suite.tasks}
     for (method, name, reference), of in differences(rows, suite).items():
-        _, low, high = of_five(rows[method], suite.tasks[name], reference)
-        if low > 0 or high < 0:
+        (_, *five), (_, *ten) = (alone(rows[method], suite.tasks[name], reference, seeds) for seeds in (5, 10))
+        if excludes_zero(*five):
             shown[name] += 1
             if not of.decided:
-                names[name][reference].append(f"`{method}`")
-    count = sum(len(methods) for of in names.values() for methods in of.values())
-    table = [
-        ["task", "shown by five", "not by the board: over continuing", "not by the board: over training from scratch"]
-    ]
-    for name, of in names.items():
-        table.append([name, str(shown[name]), *(", ".join(methods) or "none" for methods in of.values())])
-    return (
-        f"{count} of {sum(shown.values())} differences, with their numbers in `board.csv`:\n\n{markdown(table, False)}"
-    )
+                beside = "" if reference == VANILLA else " (scratch)"
+                lost[name][excludes_zero(*ten)].append(f"`{method}`{beside}")
+    counts = [sum(len(of[kind]) for of in lost.values()) for kind in (0, 1)]
+    table = [["task", "five seeds show", "of these ten seeds do not", "ten do, but not after the correction"]]
+    for name, of in lost.items():
+        table.append([name, str(shown[name]), *(", ".join(methods) or "none" for methods in of)])
+    told = "Of {} differences that five seeds show, ten do not show {}, and {} more are not shown after the correction."
+    return f"{told.format(sum(shown.values()), *counts)}\n\n{markdown(table, False)}"
+
+
+def excludes_zero(low: float, high: float) -> bool:
+    """Return whether an interval has no 0."""
+    return low > 0 or high < 0
 
 
 def values_of(row: Row, of: str = "values") -> dict[str, Values]:
@@ -174,12 +178,12 @@ def minutes(rows: Mapping[str, Row], suite: Suite) -> str:
         for row in rows.values()
         for cell in row.cells.values()
     )
-    machines = " and ".join(sorted({row.machine for row in rows.values()}))
+    machines = "; ".join(sorted({row.machine for row in rows.values()}))
     versions = rows[VANILLA].versions
     of = ", ".join(f"{name} {versions[name]}" for name in ("torch", "lightning", "python"))
     return (
         f"{len(rows)} of {len(suite.methods) + 1} methods of the suite so far, {total / 3600:.1f} hours of runs one"
-        f" after the other, {total / 60 / len(rows):.0f} minutes a method; {machines}; {of}.\n"
+        f" after the other, {total / 60 / len(rows):.0f} minutes a method, with {of}. Machines: {machines}.\n"
     )
 
 
@@ -196,7 +200,7 @@ def write_csv(rows: Mapping[str, Row], suite: Suite) -> None:
                 ends = []
                 for reference in (VANILLA, SCRATCH):
                     of = found.get((method, name, reference))
-                    five = of_five(row, task, reference)[1:] if of else ()
+                    five = alone(row, task, reference, 5)[1:] if of else ()
                     ends += [f"{x:.4g}" for x in (of.gain, of.low, of.high, *five)] if of else [""] * 5
                 setting = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in cell.setting.items())
                 spread = f"{values.std(ddof=1):.3g}"
@@ -238,8 +242,8 @@ def draw_board(rows: Mapping[str, Row], suite: Suite) -> None:
         axes.tick_params(axis="x", labelsize=8)
         axes.grid(axis="x", alpha=0.3)
     figure.supxlabel(
-        "gain over continuing (line) and of training from scratch (dotted); green: shown to be better than both,"
-        " blue: than continuing, red: worse",
+        "gain over vanilla (line) and that of training from scratch (dotted); shown to be better than both: green,"
+        " than vanilla: blue, worse than vanilla: red, neither: gray",
         fontsize=9,
     )
     figure.tight_layout()

@@ -14,8 +14,8 @@ from lightning_fire.recipe.recipe import VANILLA
 Reference = Literal["vanilla", "scratch"]
 BETTER_THAN_BOTH, BETTER, WORSE = "●", "○", "×"
 MARKS = (
-    f"{BETTER_THAN_BOTH} better than continuing and than training from scratch; {BETTER} better than continuing;"
-    f" {WORSE} worse than continuing; no mark: not shown"
+    f"Shown to be {BETTER_THAN_BOTH} better than {VANILLA} and than training from scratch, {BETTER} better than {VANILLA},"
+    f" {WORSE} worse than {VANILLA}; no mark: none of these"
 )
 
 
@@ -82,8 +82,9 @@ def table(rows: Mapping[str, Row], suite: Suite) -> str:
     numbers = "\n".join(f"{task.name}: {task.number}" for task in there)
     first = [f"{task.name}: {', '.join(best_of(rows, task))}" for task in there]
     return (
-        f"{aligned(cells(rows, suite))}\n\ngain over {VANILLA}, with an interval that holds for the whole table;"
-        f" {MARKS}\n{numbers}\n\nbest, with all that it is not shown to be better than:\n" + "\n".join(first)
+        f"{aligned(cells(rows, suite))}\n\nGain over {VANILLA}; tests and intervals are corrected for all cells."
+        f" {MARKS}.\n{numbers}\n\nbest mean, with all methods that it is not shown to be better than:\n"
+        + "\n".join(first)
     )
 
 
@@ -103,7 +104,7 @@ def _cell(
     found: Mapping[tuple[str, str, Reference], Difference],
 ) -> str:
     if cell is None:
-        return "–"
+        return "n/a" if method in task.left_out else "–"
     if diverged := sum(not math.isfinite(value) for value in cell.values.values()):
         return f"{diverged} of {len(cell.values)} diverged"
     if method == VANILLA:
