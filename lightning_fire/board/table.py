@@ -14,7 +14,7 @@ from lightning_fire.recipe.recipe import VANILLA
 Reference = Literal["vanilla", "scratch"]
 BETTER_THAN_BOTH, BETTER, WORSE = "●", "○", "×"
 MARKS = (
-    f"Shown to be {BETTER_THAN_BOTH} better than {VANILLA} and than training from scratch, {BETTER} better than {VANILLA},"
+    f"Shown to be {BETTER_THAN_BOTH} better than {VANILLA} and training from scratch, {BETTER} better than {VANILLA},"
     f" {WORSE} worse than {VANILLA}; no mark: none of these"
 )
 

@@ -162,6 +162,7 @@ def _train(run: Run, where: Path, environment: Mapping[str, str]) -> None:
     os.close(output)
     os.environ.clear()
     os.environ.update({**environment, PARENT: str(os.getppid())})
+    multiprocessing.set_start_method(None, force=True)  # otherwise loaders would start their workers as this process
     import torch
 
     from lightning_fire.experiments.training import perform

@@ -20,7 +20,7 @@ from killed_processes import wait_for_end_of
 from tiny_recipe import BASE, FIRE, tiny_recipe
 
 from lightning_fire.cli import main
-from lightning_fire.experiments.engines import Local, Resources, _ClusterJob, engine_of
+from lightning_fire.experiments.engines import Local, Resources, _ClusterJob, engine_of, train_elsewhere
 from lightning_fire.experiments.runs import PARENT, Run
 from lightning_fire.experiments.training import perform
 
@@ -40,7 +40,8 @@ class Spy(Callback):
             "environment": dict(os.environ), "threads": torch.get_num_threads(), "parent": os.getppid(),
             "stdin": sys.stdin.read(), "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
             "filters": [(kind, str(category)) for kind, _, category, _, _ in warnings.filters],
-            "fork_of": str(multiprocessing.parent_process().pid),
+            "fork_of": str(getattr(multiprocessing.parent_process(), "pid", os.getppid())),
+            "workers": multiprocessing.get_start_method(allow_none=True),
             "weights": [p.double().sum().item() for p in pl_module.parameters()],
         }
         pathlib.Path("seen.json").write_text(json.dumps(seen))
@@ -109,27 +110,30 @@ def waiting(workdir: Path, monkeypatch, seconds: float):
 def test_a_fork_trains_as_an_interpreter_of_its_own_does(workdir, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     seen, logs = {}, {}
-    for kind in ("fork", "interpreter"):
+    for kind in ("fork", "spawned", "interpreter"):
         with monkeypatch.context() as patch:
             patch.setenv("SAID", kind)
             if kind == "interpreter":
-                patch.setattr(torch.cuda, "is_available", lambda: True)
-            assert end_of(begin(workdir, "seen")) is None
+                assert train_elsewhere(run_of(workdir, "seen"), workdir, 1) is None
+            else:
+                if kind == "spawned":
+                    patch.setattr(torch.cuda, "is_available", lambda: True)
+                assert end_of(begin(workdir, "seen")) is None
         seen[kind] = json.loads((workdir / "seen.json").read_text())
         logs[kind] = (workdir / "seen" / "log.txt").read_text()
         (workdir / "seen" / "finished.json").unlink()
     parent = {kind: str(report["parent"]) for kind, report in seen.items()}
     assert {kind: report["environment"].pop(PARENT) for kind, report in seen.items()} == parent
-    assert parent["interpreter"] == str(os.getpid()) != parent["fork"]  # that of the server
+    assert parent["interpreter"] == parent["spawned"] == str(os.getpid()) != parent["fork"]  # that of the server
     assert {kind: report["environment"].pop("SAID") for kind, report in seen.items()} == {kind: kind for kind in seen}
     assert {report["fork_of"] for report in seen.values()} == {str(os.getpid())}
     for report in seen.values():
         del report["parent"]
-    assert seen["fork"] == seen["interpreter"]
+    assert seen["fork"] == seen["spawned"] == seen["interpreter"]
     assert seen["fork"]["argv"][0] == "fit" and seen["fork"]["cwd"] == str(workdir) and seen["fork"]["stdin"] == ""
     assert "`Trainer.fit` stopped: `max_epochs=6` reached." in logs["fork"]
-    fork, interpreter = (sorted(re.sub(r"seconds \S+", "", line) for line in log.splitlines()) for log in logs.values())
-    assert fork == interpreter
+    fork, *others = (sorted(re.sub(r"seconds \S+", "", line) for line in log.splitlines()) for log in logs.values())
+    assert others == [fork, fork]
 
 
 @linux
