@@ -1,5 +1,6 @@
 """Engines that run the trainings of a comparison: on this machine, by Slurm, or on a Ray cluster."""
 
+import atexit
 import importlib
 import multiprocessing
 import os
@@ -162,6 +163,8 @@ def _train(run: Run, where: Path, environment: Mapping[str, str]) -> None:
     os.close(output)
     os.environ.clear()
     os.environ.update({**environment, PARENT: str(os.getppid())})
+    if forked := multiprocessing.get_start_method() == "forkserver":
+        atexit._clear()  # what the server has registered
     multiprocessing.set_start_method(None, force=True)  # otherwise loaders would start their workers as this process
     import torch
 
@@ -180,7 +183,12 @@ def _train(run: Run, where: Path, environment: Mapping[str, str]) -> None:
             return leaving.code
         return None
 
-    raise SystemExit(perform(run, fit))
+    try:
+        result = perform(run, fit)
+    finally:
+        if forked:  # otherwise Python calls them: loggers end their runs there
+            atexit._run_exitfuncs()
+    raise SystemExit(result)
 
 
 def train_elsewhere(run: Run, where: Path, cpus: int) -> int | str | None:

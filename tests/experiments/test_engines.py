@@ -29,7 +29,7 @@ linux = pytest.mark.skipif(
 )
 
 SPY = """
-import json, multiprocessing, os, pathlib, signal, sys, time, warnings
+import atexit, json, multiprocessing, os, pathlib, signal, sys, time, warnings
 import torch
 from lightning.pytorch import Callback
 
@@ -45,6 +45,7 @@ class Spy(Callback):
             "weights": [p.double().sum().item() for p in pl_module.parameters()],
         }
         pathlib.Path("seen.json").write_text(json.dumps(seen))
+        atexit.register(pathlib.Path("left").write_text, os.environ.get("SAID", ""))
 
 class Waits(Callback):
     def on_train_batch_start(self, trainer, *args):
@@ -121,6 +122,7 @@ def test_a_fork_trains_as_an_interpreter_of_its_own_does(workdir, monkeypatch):
                 assert end_of(begin(workdir, "seen")) is None
         seen[kind] = json.loads((workdir / "seen.json").read_text())
         logs[kind] = (workdir / "seen" / "log.txt").read_text()
+        assert (workdir / "left").read_text() == kind
         (workdir / "seen" / "finished.json").unlink()
     parent = {kind: str(report["parent"]) for kind, report in seen.items()}
     assert {kind: report["environment"].pop(PARENT) for kind, report in seen.items()} == parent
