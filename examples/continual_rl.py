@@ -197,6 +197,7 @@ def report(folder: Path, reference: str) -> str:
     panels[2].legend(fontsize=8, loc="upper left")
     figure.tight_layout()
     figure.savefig(folder / "continual_rl.png", dpi=100)
+    plt.close(figure)
     return "\n".join(lines)
 
 

@@ -76,6 +76,7 @@ def draw(runs: pd.DataFrame, path: Path) -> None:
     panels[0, 0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def main() -> None:

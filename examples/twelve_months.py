@@ -226,6 +226,7 @@ def report(folder: Path, reference: str) -> str:
     axes.legend()
     figure.tight_layout()
     figure.savefig(folder / "twelve_months.png", dpi=110)
+    plt.close(figure)
     return "\n".join(lines)
 
 

@@ -1,8 +1,9 @@
-"""All accesses to private attributes of torch, Keras (with the torch backend) and tqdm.
+"""All accesses to private attributes of Python's atexit, torch, Keras (with the torch backend) and tqdm.
 
 Tested with torch 2.6 to 2.15 and Keras 3.15: new releases are checked against this file.
 """
 
+import atexit
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,16 @@ def copy_of_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     copied = copy.copy(loader)
     copied._iterator = None
     return copied
+
+
+def forget_exit_functions() -> None:
+    """Forget the functions of `atexit`: in a fork they are those of the process that it is a fork of."""
+    atexit._clear()
+
+
+def call_exit_functions() -> None:
+    """Call the functions of `atexit` now, and forget them."""
+    atexit._run_exitfuncs()
 
 
 def shows_a_bar() -> bool:

@@ -269,6 +269,7 @@ def draw(runs: pd.DataFrame, path: Path) -> None:
     axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.tight_layout()
     figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def more_arguments(parser: argparse.ArgumentParser) -> None:

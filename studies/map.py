@@ -106,6 +106,7 @@ def main() -> None:
             axes.set_title(f"{name.replace('_', ' ')} minus vanilla, points", fontsize=10)
     figure.tight_layout()
     figure.savefig(options.folder / "map.png", dpi=100)
+    plt.close(figure)
     finish(runs, start)
 
 

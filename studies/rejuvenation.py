@@ -286,6 +286,7 @@ def draw(runs: pd.DataFrame, path: Path) -> None:
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
+    plt.close(figure)
 
 
 def more(parser: argparse.ArgumentParser) -> None:

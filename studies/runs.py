@@ -206,6 +206,7 @@ def draw_bars(panels: Mapping[str, pd.DataFrame], path: Path) -> None:
     grid[0, 0].invert_yaxis()
     figure.tight_layout()
     figure.savefig(path, dpi=100)
+    plt.close(figure)
 
 
 def draw_lines(panels: Mapping[str, pd.DataFrame], x: str, path: Path, label: str) -> None:
@@ -227,6 +228,7 @@ def draw_lines(panels: Mapping[str, pd.DataFrame], x: str, path: Path, label: st
     grid[0, -1].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
+    plt.close(figure)
 
 
 def finish(runs: pd.DataFrame, start: float) -> None:

@@ -200,6 +200,7 @@ def draw(found: Found, marks: Mapping[str, str], path: Path) -> None:
     grid[2].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=100)
+    plt.close(figure)
 
 
 def more(parser: argparse.ArgumentParser) -> None:

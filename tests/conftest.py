@@ -29,6 +29,14 @@ def _own_modules_of_a_test(tmp_path_factory):
             del sys.modules[name]
 
 
+@pytest.fixture(autouse=True)
+def _no_open_figures():
+    """Close the figures of a test: matplotlib warns of more than 20 in whichever test opens one more."""
+    yield
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
+
+
 def pytest_collection_modifyitems(items):
     """Begin the longest tests first, by the seconds of their `slow` marks: else one process ends alone with them."""
 

@@ -1,6 +1,5 @@
 """Engines that run the trainings of a comparison: on this machine, by Slurm, or on a Ray cluster."""
 
-import atexit
 import importlib
 import multiprocessing
 import os
@@ -163,13 +162,14 @@ def _train(run: Run, where: Path, environment: Mapping[str, str]) -> None:
     os.close(output)
     os.environ.clear()
     os.environ.update({**environment, PARENT: str(os.getppid())})
-    if forked := multiprocessing.get_start_method() == "forkserver":
-        atexit._clear()  # what the server has registered
-    multiprocessing.set_start_method(None, force=True)  # otherwise loaders would start their workers as this process
     import torch
 
+    from lightning_fire._private import call_exit_functions, forget_exit_functions
     from lightning_fire.experiments.training import perform
 
+    if forked := multiprocessing.get_start_method() == "forkserver":
+        forget_exit_functions()
+    multiprocessing.set_start_method(None, force=True)  # otherwise loaders would start their workers as this process
     if environment.get("OMP_NUM_THREADS", "").isdigit():
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     program = importlib.import_module("lightning_fire.__main__")
@@ -187,7 +187,7 @@ def _train(run: Run, where: Path, environment: Mapping[str, str]) -> None:
         result = perform(run, fit)
     finally:
         if forked:  # otherwise Python calls them: loggers end their runs there
-            atexit._run_exitfuncs()
+            call_exit_functions()
     raise SystemExit(result)
 
 
