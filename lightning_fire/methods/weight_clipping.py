@@ -57,9 +57,9 @@ class WeightClipping(StepMethod):
         fans = {view.parameter: math.prod(view.shape[1:]) for view in weights}
         layers = [layer for layer in model.modules() if getattr(layer, "weight", None) in fans]
         biases: dict[Tensor, int] = {
-            layer.bias: fans[layer.weight]
-            for layer in layers
-            if isinstance(layer.bias, nn.Parameter) and not why_not_trained(layer.bias)
+            bias: fans[layer.weight]
+            for layer in layers  # an embedding whose weight is that of the head has no bias
+            if isinstance(bias := getattr(layer, "bias", None), nn.Parameter) and not why_not_trained(bias)
         }
         return _Clipping(weights, biases, self.bound)
 

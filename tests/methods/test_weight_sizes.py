@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_fire import PlasticityCallback, SoftWeightRescaling, WeightClipping, Weights
 from lightning_fire.functional import soft_rescaling
+from lightning_fire.nets import GPT
 
 
 def network(*norms):
@@ -53,6 +54,13 @@ def test_clipped_weights_are_those_of_a_loop_over_entries(bound):
         torch.testing.assert_close(new.flatten(), torch.tensor(expected), rtol=1e-6, atol=0)
         clipped += int((new != old).sum())
     assert clipped > 20
+
+
+def test_the_weight_of_an_embedding_that_is_the_head_is_clipped():
+    net = GPT(vocab_size=16, block_size=8, depth=1, heads=2, dim=8)
+    net.lm_head.weight.data.fill_(100.0)  # the same parameter as that of the embedding
+    WeightClipping(2.0).attach(net).after_step()
+    assert net.lm_head.weight.unique().tolist() == pytest.approx([2 / math.sqrt(8)])
 
 
 def test_new_layers_of_torch_are_within_the_bound():
