@@ -17,7 +17,7 @@ import numpy as np
 from lightning_fire.board.measured import FULL_RESET
 from lightning_fire.board.row import Row, Values, read_rows
 from lightning_fire.board.suite import Suite, Task, read_suite
-from lightning_fire.board.table import MARKS, best_of, cells, differences, gains, mark
+from lightning_fire.board.table import MARKS, NOT_TAKEN, NOT_TRAINED, best_of, cells, differences, gains, mark
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.tables import difference_cell
 from lightning_fire.recipe.recipe import SCRATCH, VANILLA
@@ -76,7 +76,7 @@ def main_table(rows: Mapping[str, Row], suite: Suite) -> str:
     for line in body:
         for place, name in enumerate(head[1:], 1):
             text = re.sub(r"^([-+\d.]+) \(([-+\d.]+) to ([-+\d.]+)\)", _half_width, line[place])
-            line[place] = f"[{text}](board_curves.md#{name})" if text not in ("–", "n/a") else text
+            line[place] = f"[{text}](board_curves.md#{name})" if text not in (NOT_TRAINED, NOT_TAKEN) else text
         line[0] = f"`{line[0]}`{'' if rows[line[0]].machine == rows[VANILLA].machine else OTHER_MACHINE}"
     return markdown([[name.replace("_", " ") for name in head], *body])
 

@@ -2,7 +2,7 @@
 
 python -m studies.null_board runs/null_board
 
-The seeds are dealt to a reference and three copies, ten to each, again 100 times on every task, and the board decides
+On every task the seeds are dealt at random to a reference and three copies, ten to each, 100 times; the board decides
 about each deal as about its own rows. At most 5 of 100 boards may show any difference between copies and reference.
 """
 

@@ -13,6 +13,7 @@ from lightning_fire.recipe.recipe import VANILLA
 
 Reference = Literal["vanilla", "scratch"]
 BETTER_THAN_BOTH, BETTER, WORSE = "●", "○", "×"
+NOT_TRAINED, NOT_TAKEN = "–", "n/a"
 MARKS = (
     f"Shown to be {BETTER_THAN_BOTH} better than {VANILLA} and training from scratch, {BETTER} better than {VANILLA},"
     f" {WORSE} worse than {VANILLA}; no mark: none of these"
@@ -104,7 +105,7 @@ def _cell(
     found: Mapping[tuple[str, str, Reference], Difference],
 ) -> str:
     if cell is None:
-        return "n/a" if method in task.left_out else "–"
+        return NOT_TAKEN if method in task.left_out else NOT_TRAINED
     if diverged := sum(not math.isfinite(value) for value in cell.values.values()):
         return f"{diverged} of {len(cell.values)} diverged"
     if method == VANILLA:

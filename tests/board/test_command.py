@@ -179,10 +179,11 @@ def distinct_tasks():
     """Yield the first of the tasks with the same network and the same methods."""
     suite, seen = read_suite(), []
     for name, task in suite.tasks.items():
-        of = task.recipe.base.get("model"), suite.recipe_of(task).methods
-        if of[0] and (own := (of[0]["init_args"]["net"], of[1])) not in seen:
-            seen.append(own)
-            yield name
+        if "model" in task.recipe.base:
+            own = task.recipe.base["model"]["init_args"]["net"], suite.recipe_of(task).methods
+            if own not in seen:
+                seen.append(own)
+                yield name
 
 
 @pytest.mark.parametrize("name", list(distinct_tasks()))
