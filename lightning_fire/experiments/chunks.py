@@ -135,7 +135,7 @@ class ChunkedRun:
         return float(reached[0] + 1) if len(reached) else float("inf")
 
     def measures(self, reference: "ChunkedRun | None") -> dict[str, float]:
-        """Summarize the run in numbers; NaN: not available.
+        """Summarize the run in numbers; NaN: not available, or the metric became NaN.
 
         Metric: `after_event` (before the first batch), `final`, `average` (at the ends of the chunks),
         `first_epoch_after`, `area` (all epochs since the first event), `epochs_to_reference` (in the last chunk, until
@@ -149,6 +149,7 @@ class ChunkedRun:
         curves, at_end = self.curves, self.last_in_chunk(self.metric)
         before, every = at_end[:-1], self.in_chunks(self.metric)
         later = every[0 if self.follows else 1 :]
+        ends = [chunk[-1:] for chunk in every]
         target = np.nan if reference is None else reference.last_in_chunk(reference.metric)[-1]
         known = len(self.at_new_data) == len(before)
         drops = self._metric.gain(before) - self._metric.gain(self.at_new_data) if known else []
@@ -158,9 +159,9 @@ class ChunkedRun:
         return {
             "after_event": mean(self.at_new_data),
             "final": at_end[-1],
-            "average": mean(at_end),
-            "first_epoch_after": mean([chunk[0] for chunk in later if len(chunk)]),
-            "area": mean(np.concatenate([[], *later])),
+            "average": _mean_of_all(*ends),
+            "first_epoch_after": _mean_of_all(*(chunk[:1] for chunk in later)),
+            "area": _mean_of_all(*later),
             "epochs_to_reference": self.epochs_to(target, later[-1]) if later and not np.isnan(target) else np.nan,
             **{name: mean(values) for name, values in self.deviations().items()},
             "sfe": mean(of_events(curves, "sfe_normalized")),
@@ -168,11 +169,17 @@ class ChunkedRun:
             "drop": mean(drops),
             "recovery": mean([self.epochs_to(*pair) for pair in zip(before, every[1:], strict=True)]),
             "units_reset": units_reset(curves),
-            "online_first": mean(online[:fifth]),
-            "online_last": mean(online[-fifth:]),
-            "test_last": mean(at_end[-fifth:]) if len(online) else np.nan,
+            "online_first": _mean_of_all(online[:fifth]),
+            "online_last": _mean_of_all(online[-fifth:]),
+            "test_last": _mean_of_all(*ends[-fifth:]) if len(online) else np.nan,
             "dormant_last": mean(dormant[-fifth:]) if len(online) else np.nan,
         }
+
+
+def _mean_of_all(*parts: np.ndarray) -> float:
+    """Return the mean of all logged values; NaN if there are none, or one is NaN: the run has diverged."""
+    values = np.concatenate([[], *parts])
+    return float(values.mean()) if len(values) else float("nan")
 
 
 class ChunkReport(ComparisonReport):

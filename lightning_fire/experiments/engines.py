@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -230,13 +231,15 @@ class Slurm:
         except ImportError as error:
             raise ImportError("--engine slurm needs submitit: pip install 'lightning-fire[slurm]'") from error
         options = dict(options)
-        self.folder, self.limit, self.cpus = output / "slurm", jobs or 1000, resources.cpus or 1
+        self.limit, self.cpus = jobs or 1000, resources.cpus or 1
         cluster = options.pop("cluster", "slurm")  # by default submitit would train here if there is no Slurm
         if cluster == "slurm" and shutil.which("sbatch") is None:
             raise ValueError(
                 "--engine slurm: no `sbatch` on this machine: run it where jobs are submitted, or try it here with"
                 " --engine-set cluster=local"
             )
+        output.mkdir(parents=True, exist_ok=True)
+        self.folder = Path(tempfile.mkdtemp(prefix="slurm-", dir=output))  # others may use the same output
         self.executor = submitit.AutoExecutor(folder=self.folder, cluster=cluster, slurm_max_num_timeout=1000)
         self.executor.update_parameters(
             name="lightning-fire",

@@ -27,6 +27,8 @@ class TimeIsUpError(Exception):
 
 def train(runs: Sequence[Run], engine: Engine, minutes: float | None = None) -> dict[Run, str]:
     """Train unfinished runs, under one progress bar; return the reasons of failed runs."""
+    for run in runs:
+        _ = run.code  # that of now, with which all of them are trained
     if outdated := [run.name for run in runs if run.is_outdated()]:
         print(f"trained before with other settings or code, training again: {', '.join(outdated)}")
     until = None if minutes is None else time.monotonic() + 60 * minutes
@@ -140,6 +142,8 @@ def _prepared(run: Run, outcome: Mapping[Run, str | None]) -> Run:
         if run.branch:
             raise ValueError(f"{run.start.name}: {failed}")
         run = replace(run, start=None)
+    if run.has_new_code():
+        raise ValueError("its code has changed since this command began: give the command again")
     if run.folder.exists() and any(run.folder.iterdir()) and not (run.folder / SETTINGS).is_file():
         raise FileExistsError(
             f"{run.folder} holds files that are not of an earlier comparison; choose another --output"

@@ -127,6 +127,10 @@ class Run:
                 settings["trainer"]["logger"].append(merged({"init_args": {key: self.name}}, spec) if key else spec)
         return settings
 
+    def has_new_code(self) -> bool:
+        """Return whether the user's code has changed since `code` was read."""
+        return bool(self.code) and own_code(self.recipe()) != self.code
+
     def fingerprint(self) -> str:
         """Return a hash that distinguishes different trainings, independent of their folders.
 
@@ -201,7 +205,8 @@ def epochs_and_steps_of(checkpoint: Path) -> tuple[int, int]:
 def at_work_in(folder: Path, alone: bool = True, wait: bool = False) -> Iterator[None]:
     """Context manager: hold a lock on a folder, if the system has locks.
 
-    The lock is exclusive if `alone`, otherwise shared. Without `wait`, a locked folder raises a SystemExit.
+    The lock is exclusive if `alone`, otherwise shared. If the folder is locked, it waits with `wait`, and raises a
+    SystemExit without.
     """
     try:
         import fcntl
@@ -213,9 +218,15 @@ def at_work_in(folder: Path, alone: bool = True, wait: bool = False) -> Iterator
         return
     try:
         try:
-            fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise SystemExit(f"another comparison is at work in {folder}: wait, or choose another --output") from None
+            lock = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+            try:
+                fcntl.flock(handle, lock | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not wait:
+                    told = f"another comparison is at work in {folder}: wait, or choose another --output"
+                    raise SystemExit(told) from None
+                print(f"waiting for another command at work in {folder}", flush=True)
+                fcntl.flock(handle, lock)
         except OSError:  # a file system without locks
             pass
         yield

@@ -1,5 +1,6 @@
 """Source of a function and of everything that it uses, to detect changes."""
 
+import dis
 import importlib.util
 import inspect
 import os
@@ -8,7 +9,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from tokenize import TokenError
@@ -17,6 +18,7 @@ from typing import Any
 
 _INSTALLED = Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1]
 _WRAPPERS = partial, MethodType, property, staticmethod, classmethod, type(cache(len))
+_CONTAINERS = dict, list, tuple, set, frozenset
 _HIDING: Any = object.__repr__  # shows no attributes
 _INSIDE = "func", "args", "keywords", "fget", "__func__", "__self__", "__wrapped__"
 
@@ -43,7 +45,7 @@ def source_of(thing: Any) -> str:
             seen[name, id(value)] = value  # kept alive, so that no other object gets its id
             told.append(_source(value) if _is_own(value) else f"{name} = {_shown(value)}")
             waiting += _used_by(value)
-    return "\n".join(told)
+    return "\n".join([told[0], *sorted(told[1:])])  # versions of Python list names in different orders
 
 
 @contextmanager
@@ -113,8 +115,10 @@ def _used_by(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((name, getattr(value, name)) for name in _INSIDE if hasattr(value, name))
     elif isinstance(value, type):
         yield from (("base", base) for base in value.__bases__ if _is_own(value))
-        members = vars(value).items() if _is_own(value) else ()
-        yield from ((name, one) for name, one in members if callable(one) or not name.startswith("__"))
+        for name, one in vars(value).items() if _is_own(value) else ():
+            special = name.startswith("__") and not (_is_own(one) or isinstance(one, _WRAPPERS))
+            if not special and not _is_generated(one, value):
+                yield name, one
     elif isinstance(value, FunctionType) and _is_own(value):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         yield from ((name, cell.cell_contents) for name, cell in cells if cell != CellType())
@@ -126,11 +130,49 @@ def _used_by(value: Any) -> Iterator[tuple[str, Any]]:
                     yield name, found
                 elif _is_own(found) and not any(vars(found) is scope for scope in scopes):
                     scopes.append(vars(found))
-    elif isinstance(value, dict | list | tuple):
-        yield from (("item", one) for one in (value.values() if isinstance(value, dict) else value) if callable(one))
+        yield from _imported_by(value)
+    elif isinstance(value, _CONTAINERS):
+        yield from _code_in(value)
     elif _is_own(type(value)):
         yield "class", type(value)
-        yield from vars(value).items() if type(value).__repr__ is _HIDING else ()
+        attributes = getattr(value, "__dict__", {})
+        yield from attributes.items() if type(value).__repr__ is _HIDING else _code_in(attributes)
+
+
+def _code_in(container: Any) -> Iterator[tuple[str, Any]]:
+    """Iterate over callables and objects of the user's classes in nested containers."""
+    inner = sorted(container, key=_shown) if isinstance(container, set | frozenset) else container
+    values = list(inner.values() if isinstance(inner, dict) else inner)
+    own = {kind for kind in set(map(type, values)) if _is_own(kind)}  # once for each: there may be many numbers
+    for one in values:
+        if isinstance(one, _CONTAINERS):
+            yield from _code_in(one)
+        elif callable(one) or type(one) in own:
+            yield "item", one
+
+
+def _imported_by(function: FunctionType) -> Iterator[tuple[str, str]]:
+    """Iterate over the names and texts of the user's modules that a function imports when it is called.
+
+    They are not imported here, which would run them.
+    """
+    package = function.__globals__.get("__package__") or ""
+    for code in _codes(function.__code__):
+        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+        for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
+            if step.opname == "IMPORT_NAME":
+                with suppress(ImportError, ValueError, OSError):  # the function itself reports it
+                    name = importlib.util.resolve_name("." * level.argval + step.argval, package)
+                    every = [name, *(f"{name}.{one}" for one in names.argval or ())]
+                    for module, file in ((module, _file_of(module)) for module in every):
+                        if file:
+                            yield f"import {module}", file.read_text(encoding="utf-8")
+
+
+def _is_generated(thing: Any, kind: type) -> bool:
+    """Return whether a member was made from the text of its class, as in dataclasses: its code differs by Python."""
+    made = isinstance(thing, FunctionType) and thing.__code__.co_filename == "<string>"
+    return made and Path(inspect.getfile(kind)).is_file()
 
 
 def _is_own(thing: Any) -> bool:
@@ -159,7 +201,15 @@ def _source(thing: Any) -> str:
 
 def _names(code: CodeType) -> list[str]:
     """Return the names of globals and attributes in code and in functions inside of it."""
-    return [*code.co_names, *(name for one in code.co_consts if isinstance(one, CodeType) for name in _names(one))]
+    return [name for one in _codes(code) for name in one.co_names]
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Iterate over code and the functions inside of it."""
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _codes(one)
 
 
 def _shown(value: Any) -> str:

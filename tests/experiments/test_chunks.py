@@ -28,6 +28,17 @@ def test_epochs_to_a_value(target, values, expected):
     assert epochs_to(target, values) == epochs_to(-target, [-value for value in values], mode="min") == expected
 
 
+@pytest.mark.parametrize("measure", ["final", "average", "area", "first_epoch_after", "online_last"])
+def test_a_metric_that_becomes_nan_is_not_averaged_away(measure):
+    steps, values = HISTORY["val/accuracy"]
+    online = "train/online_accuracy"
+    lost = np.where(steps >= steps[len(steps) // 2], math.nan, values)
+    run, diverged = (
+        ChunkedRun(HISTORY | {"val/accuracy": (steps, of), online: (steps, of)}, Metric()) for of in (values, lost)
+    )
+    assert math.isfinite(run.measures(None)[measure]) and math.isnan(diverged.measures(None)[measure])
+
+
 # --- where chunks begin and end ---
 
 PLANS = [

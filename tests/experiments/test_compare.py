@@ -835,6 +835,25 @@ def test_a_training_is_another_one_if_its_settings_are(recipe, tmp_path):
     assert fingerprint(extra=keys) == fingerprint(extra=turned) != as_it_is
 
 
+def test_a_run_whose_code_changes_before_it_begins_is_not_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("changing_code.py").write_text("class Mine:\n    steps = 1\n")
+    config = {"method": {"class_path": "changing_code.Mine"}}
+    run, plain = (Run("mine", seed, tmp_path / str(seed), [of]) for seed, of in enumerate([config, {"method": {}}]))
+    assert "steps = 1" in run.code and not plain.code
+    Path("changing_code.py").write_text("class Mine:\n    steps = 22\n")
+
+    class Nothing:
+        limit = 1
+
+        def begin(self, runs):
+            raise AssertionError(runs)
+
+    outcome = runner.execute([run], Nothing())
+    assert outcome[run] == "its code has changed since this command began: give the command again"
+    assert not run.folder.exists() and not plain.has_new_code()
+
+
 def test_recipes_of_one_name_have_folders_of_their_own(tmp_path):
     assert Recipe(tmp_path / "recipes/vision/warm_start/a.yaml", {}).name == Path("vision/warm_start/a")
     assert Recipe(tmp_path / "mine.yaml", {}).name == Path("mine")

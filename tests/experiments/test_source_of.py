@@ -129,6 +129,59 @@ def test_a_change_in_a_file_beside_it_is_seen(folder, old, new):
     assert source_of(run(folder, mine=MINE.replace(old, new)).train) != before
 
 
+LATE = """
+from dataclasses import dataclass
+
+
+@dataclass
+class Settings:
+    width: int = 1
+
+    def build(self):
+        return self.width
+
+
+class Member:
+    def act(self):
+        return 1
+
+
+table = {"nested": [(Member(), Settings())], "set": {len}}
+
+
+def train():
+    import late_of_source
+    from below_of_source import deep
+
+    return table, late_of_source, deep
+"""
+LATE_CHANGES = [
+    ("script.py", "return 1", "return 2"),
+    ("script.py", "return self.width", "return 2 * self.width"),
+    ("late_of_source.py", "1 / 0", "2 / 0"),
+    ("below_of_source/deep.py", "size = 1", "size = 2"),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), LATE_CHANGES, ids=[f"{name}, {old}" for name, old, _ in LATE_CHANGES])
+def test_a_change_in_containers_or_in_modules_imported_at_the_call_is_seen(folder, name, old, new):
+    files = {"late_of_source.py": "1 / 0\n", "below_of_source/__init__.py": "", "below_of_source/deep.py": "size = 1\n"}
+    (folder / "below_of_source").mkdir()
+    for path, text in files.items():
+        (folder / path).write_text(text)
+    before = source_of(run(folder, LATE).train)
+    changed = {"script.py": LATE, **files}[name].replace(old, new)
+    (folder / name).write_text(changed)
+    assert source_of(run(folder, changed if name == "script.py" else LATE).train) != before
+    assert "late_of_source" not in sys.modules  # it was not run
+
+
+def test_generated_methods_are_left_out(folder):
+    """Their code is that of one version of Python, and of Python's next not the same."""
+    told = source_of(run(folder, LATE).Settings)
+    assert told.startswith("@dataclass\nclass Settings:") and "__init__" not in told and "__eq__" not in told
+
+
 def test_a_change_of_what_is_not_used_is_none(folder):
     before = source_of(run(folder).train)
     assert source_of(run(folder, SCRIPT.replace("return 0\n", "return 7\n") + "\n\nmore = 1\n").train) == before
