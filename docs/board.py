@@ -6,6 +6,7 @@ python docs/board.py   # writes them
 import csv
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -17,7 +18,7 @@ import numpy as np
 from lightning_fire.board.measured import FULL_RESET
 from lightning_fire.board.row import Row, Values, read_rows
 from lightning_fire.board.suite import Suite, Task, read_suite
-from lightning_fire.board.table import MARKS, NOT_TAKEN, NOT_TRAINED, best_of, cells, differences, gains, mark
+from lightning_fire.board.table import MARKS, best_of, cells, differences, gains, mark
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.tables import difference_cell
 from lightning_fire.recipe.recipe import SCRATCH, VANILLA
@@ -53,7 +54,11 @@ def markdown(rows: list[list[str]], numbers: bool = True) -> str:
 
 
 def ordered(rows: Mapping[str, Row], suite: Suite) -> dict[str, Row]:
-    """Return the rows in the order of the suite, and after them those that joined."""
+    """Return the rows in the order of the suite, and after them those that joined, with the cells of its tasks."""
+    rows = {
+        name: replace(row, cells={task: cell for task, cell in row.cells.items() if task in suite.tasks})
+        for name, row in rows.items()
+    }
     shipped = [VANILLA, *suite.methods]
     return {name: rows[name] for name in [*shipped, *(name for name in rows if name not in shipped)] if name in rows}
 
@@ -74,10 +79,13 @@ def main_table(rows: Mapping[str, Row], suite: Suite) -> str:
     """Return the gains of all methods, each linked to its curves."""
     head, *body = cells(rows, suite)
     for line in body:
+        other = False
         for place, name in enumerate(head[1:], 1):
-            text = re.sub(r"^([-+\d.]+) \(([-+\d.]+) to ([-+\d.]+)\)", _half_width, line[place])
-            line[place] = f"[{text}](board_curves.md#{name})" if text not in (NOT_TRAINED, NOT_TAKEN) else text
-        line[0] = f"`{line[0]}`{'' if rows[line[0]].machine == rows[VANILLA].machine else OTHER_MACHINE}"
+            if cell := rows[line[0]].cells.get(name):
+                text = re.sub(r"^([-+\d.]+) \(([-+\d.]+) to ([-+\d.]+)\)", _half_width, line[place])
+                line[place] = f"[{text}](board_curves.md#{name})"
+                other |= cell.machine != rows[VANILLA].cells[name].machine
+        line[0] = f"`{line[0]}`{OTHER_MACHINE if other else ''}"
     return markdown([[name.replace("_", " ") for name in head], *body])
 
 
@@ -173,14 +181,11 @@ def paired_table(
 
 def minutes(rows: Mapping[str, Row], suite: Suite) -> str:
     """Return the time of the machine that the rows have taken."""
-    total = sum(
-        cell.seconds * (len(cell.values) + len(cell.tried) * len(suite.tuning_seeds))
-        for row in rows.values()
-        for cell in row.cells.values()
-    )
-    machines = "; ".join(sorted({row.machine for row in rows.values()}))
-    versions = rows[VANILLA].versions
-    of = ", ".join(f"{name} {versions[name]}" for name in ("torch", "lightning", "python"))
+    every = [cell for row in rows.values() for cell in row.cells.values()]
+    total = sum(cell.seconds * (len(cell.values) + len(cell.tried) * len(suite.tuning_seeds)) for cell in every)
+    machines = "; ".join(sorted({cell.machine for cell in every}))
+    versions = {name: sorted({cell.versions[name] for cell in every}) for name in ("torch", "lightning", "python")}
+    of = ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())
     return (
         f"{len(rows)} of {len(suite.methods) + 1} methods of the suite so far, {total / 3600:.1f} hours of runs one"
         f" after the other, {total / 60 / len(rows):.0f} minutes a method, with {of}. Machines: {machines}.\n"
@@ -323,7 +328,7 @@ def main() -> None:
         " dotted: training from scratch.\n"
     )
     for name, task in suite.tasks.items():
-        if name in rows[VANILLA].cells:
+        if any(name in row.cells and row.cells[name].curve for method, row in rows.items() if method != VANILLA):
             path = draw_curves(rows, task)
             about = f"{task.about[0].upper()}{task.about[1:]}"
             text += f"\n## {name}\n\n{about}. Drawn: `{task.curve}`.\n\n![a panel for each method]({path.name})\n"

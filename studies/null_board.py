@@ -28,7 +28,7 @@ def dealt(values: Mapping[str, Sequence[float]], suite: Suite, rng: np.random.Ge
         reference, *parts = (dict(enumerate(part)) for part in np.split(rng.permutation(numbers), len(COPIES) + 1))
         for copy, part in zip(COPIES, parts, strict=True):
             cells[copy][task] = Cell(part, reference, reference, {}, {}, [], 0.0, "")
-    return {copy: Row(copy, {}, "", {}, "", of) for copy, of in cells.items()}
+    return {copy: Row(copy, {}, of) for copy, of in cells.items()}
 
 
 def boards_with_a_difference(values: Mapping[str, Sequence[float]], suite: Suite, boards: int = 100) -> int:

@@ -3,8 +3,13 @@
 import argparse
 import hashlib
 import json
+import math
+import os
+import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +25,18 @@ from lightning_fire.experiments.sweep import Sweep, as_config
 from lightning_fire.recipe.recipe import VANILLA, Recipe
 
 FULL_RESET = "full_reset"  # scratch: training from scratch at each change
+REFERENCES = VANILLA, FULL_RESET
 _POINTS = 40  # of a curve
+_PACKAGES = ("lightning-fire", "torch", "lightning", "numpy")
 
 
 def measured(
-    suite: Suite, task: Task, methods: Sequence[str], output: Path, engine: Engine, minutes: float | None = None
+    suite: Suite, task: Task, methods: Sequence[str], output: Path, engine: Engine, until: float = math.inf
 ) -> dict[str, Cell]:
     """Tune methods on a task and train them with the reported seeds; return the cells of those that could be trained.
 
-    Finished runs in `output` are not run again.
+    A method is left out, with a printed reason, if no setting or not every seed could be trained. Finished runs in
+    `output` are not run again.
 
     Args:
         suite: The suite, with these methods.
@@ -36,23 +44,45 @@ def measured(
         methods: Names of methods, none of which the task leaves out.
         output: Folder of the runs.
         engine: Engine that trains them.
-        minutes: Time after which a SystemExit ends it; the same call continues.
+        until: Time of `time.monotonic` after which a SystemExit ends it; the same call continues.
     """
     folder, recipe = output / task.name, suite.recipe_of(task)
-    options = argparse.Namespace(
-        trials=suite.trials, measure=task.measure, prune=False, metric=task.metric, mode=task.mode, max_minutes=minutes
-    )
     tuned = dict[str, Tuned]()
-    with at_work_in(folder):
+    with at_work_in(folder, wait=True):
         for method in methods:
-            sweep = argparse.Namespace(**vars(options), method=method)
-            tuned[method] = _tuned(suite, task, recipe, folder, engine, sweep)
+            found = _tuned(suite, task, recipe, folder, engine, _options(suite, task, until, method))
+            if found is None:
+                print(f"{task.name}: no setting of {method} could be trained, so that it is left out", flush=True)
+            else:
+                tuned[method] = found
+        if not tuned:
+            return {}
         recipe = replace(recipe, methods={**recipe.methods, **{name: of.layer for name, of in tuned.items()}})
-        runs = with_monitor(plan(recipe, [VANILLA, *{FULL_RESET: 0} | dict.fromkeys(methods)], suite.seeds, folder))
-        report, _ = train_and_read(runs, engine, VANILLA, options)
-    if report is None:
-        return {}
-    return {method: cell for method in methods if (cell := _cell(task, recipe, method, report, runs, tuned[method]))}
+        runs = with_monitor(plan(recipe, [VANILLA, *{FULL_RESET: 0} | dict.fromkeys(tuned)], suite.seeds, folder))
+        report, _ = train_and_read(runs, engine, VANILLA, _options(suite, task, until))
+    cells = dict[str, Cell]()
+    for method in tuned:
+        every = {name: {} if report is None else report.of("", name, task.measure) for name in (method, *REFERENCES)}
+        lacking = [f"{name} seed {seed}" for name, of in every.items() for seed in suite.seeds if seed not in of]
+        if report is None or lacking:
+            print(f"{task.name}: {method} is left out, without {', '.join(lacking)}", flush=True)
+        else:
+            cells[method] = _cell(task, recipe, method, report, runs, tuned[method])
+    return cells
+
+
+def _options(suite: Suite, task: Task, until: float, method: str = "") -> argparse.Namespace:
+    """Return the options of a sweep and of `train_and_read`."""
+    minutes = None if math.isinf(until) else max(0.0, until - time.monotonic()) / 60
+    return argparse.Namespace(
+        trials=suite.trials,
+        measure=task.measure,
+        prune=False,
+        metric=task.metric,
+        mode=task.mode,
+        max_minutes=minutes,
+        method=method,
+    )
 
 
 class Tuned(NamedTuple):
@@ -65,33 +95,29 @@ class Tuned(NamedTuple):
 
 def _tuned(
     suite: Suite, task: Task, recipe: Recipe, folder: Path, engine: Engine, options: argparse.Namespace
-) -> Tuned:
-    """Try the settings of a method on the tuning seeds; choose the one with the best mean."""
+) -> Tuned | None:
+    """Try the settings of a method on the tuning seeds; choose the one with the best mean; None: none has one."""
     method = options.method
-    layer, space = recipe.layers(method)[-1] if method in recipe.methods else {}, suite.space_of(task, method)
+    layer, space = recipe.methods.get(method, {}), suite.space_of(task, method)
     if not space:
         return Tuned(layer, {}, {})
     (example,) = with_monitor(plan(recipe, [method], [0], folder))
     sweep = Sweep(recipe, options, example, space, folder / "tuning", engine, suite.tuning_seeds)
     sweep.study()
-    if not sweep.scores:  # every setting has diverged
-        return Tuned(layer, {}, {})
+    if not sweep.scores:
+        return None
     best = max(sweep.scores, key=lambda label: sweep.scores[label])
     sign = -1 if task.mode == "min" else 1
     tried = {label.partition(",")[2]: sign * score for label, score in sweep.scores.items()}
     return Tuned(merged(layer, as_config(sweep.settings[best])), sweep.settings[best], tried)
 
 
-def _cell(
-    task: Task, recipe: Recipe, method: str, report: ComparisonReport, runs: Sequence[Run], tuned: Tuned
-) -> Cell | None:
+def _cell(task: Task, recipe: Recipe, method: str, report: ComparisonReport, runs: Sequence[Run], tuned: Tuned) -> Cell:
     values, vanilla, scratch = (
         {seed: float(f"{value:.6g}") for seed, value in report.of("", name, task.measure).items()}
-        for name in (method, VANILLA, FULL_RESET)
+        for name in (method, *REFERENCES)
     )
-    if not values:
-        return None
-    own = [run for run in runs if run.method == method and run.seed in values]
+    own = [run for run in runs if run.method == method]
     layers = json.dumps([task.recipe.base, tuned.layer], sort_keys=True)
     return Cell(
         values,
@@ -102,7 +128,16 @@ def _cell(
         _curve([report.curves["", method, run.seed].get(task.curve) for run in own]),
         round(float(np.median([_seconds(run) for run in own])), 2),
         hashlib.sha256(layers.encode()).hexdigest(),
+        versions={package: version(package) for package in _PACKAGES} | {"python": platform.python_version()},
+        machine=_machine(),
     )
+
+
+def _machine() -> str:
+    import torch
+
+    vector = torch.backends.cpu.get_cpu_capability()  # other vector instructions round differently
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {vector}"
 
 
 def _curve(series: Sequence[Any]) -> list[tuple[float, float]]:

@@ -25,6 +25,9 @@ class Cell:
         curve: Mean over the seeds at each point of the curve, and its standard deviation (n - 1), `(points, 2)`.
         seconds: Wall-clock time of a run, median over the seeds: a pause of the machine is not counted.
         recipe: SHA-256 of the recipe with the method.
+        source: SHA-256 of the code of a method that is not shipped; empty: shipped.
+        versions: Versions of the packages.
+        machine: Processor and system.
     """
 
     values: Values
@@ -35,6 +38,9 @@ class Cell:
     curve: Sequence[tuple[float, float]]
     seconds: float
     recipe: str
+    source: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    machine: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,17 +50,11 @@ class Row:
     Attributes:
         method: Its name.
         config: Configuration that it adds to a recipe.
-        source: SHA-256 of the code of a method that is not shipped; empty: shipped.
-        versions: Versions of the packages.
-        machine: Processor and system.
         cells: Cells by task.
     """
 
     method: str
     config: Mapping[str, Any]
-    source: str
-    versions: Mapping[str, str]
-    machine: str
     cells: Mapping[str, Cell] = field(default_factory=dict)
 
 
@@ -73,7 +73,7 @@ def read_row(path: Path) -> Row:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        cells = {task: Cell(**_with_seeds(cell)) for task, cell in content.pop("cells").items()}
+        cells = {task: Cell(**_with_nan(cell)) for task, cell in content.pop("cells").items()}
         return Row(**content, cells=cells)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is not a row of the board: {error}") from None
@@ -94,8 +94,14 @@ def _without_nan(thing: Any) -> Any:
     return None if isinstance(thing, float) and not math.isfinite(thing) else thing
 
 
-def _with_seeds(cell: dict[str, Any]) -> dict[str, Any]:
-    """Convert the seeds of a cell from JSON's strings to integers, and missing values to NaN."""
+def _with_nan(cell: dict[str, Any]) -> dict[str, Any]:
+    """Convert the seeds of a cell from JSON's strings to integers, and None to NaN."""
     for key in ("values", "vanilla", "scratch"):
-        cell[key] = {int(seed): math.nan if value is None else float(value) for seed, value in cell[key].items()}
+        cell[key] = {int(seed): _number(value) for seed, value in cell[key].items()}
+    cell["tried"] = {name: _number(value) for name, value in cell["tried"].items()}
+    cell["curve"] = [(_number(middle), _number(spread)) for middle, spread in cell["curve"]]
     return cell
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)

@@ -35,13 +35,15 @@ def differences(rows: Mapping[str, Row], suite: Suite) -> dict[tuple[str, str, R
     """
     pairs: dict[tuple[str, str, Reference], tuple[Values, Values]] = {}
     for method, row in rows.items():
+        if method == VANILLA:  # its difference to scratch is that of the full reset
+            continue
         for name, cell in row.cells.items():
             if name not in suite.tasks:  # a row of another version
                 continue
             values = gains(suite.tasks[name], cell.values)
             references: dict[Reference, Values] = {"vanilla": cell.vanilla, "scratch": cell.scratch}
             for reference, of in references.items():
-                if method != {"vanilla": VANILLA, "scratch": FULL_RESET}[reference] and _finite(cell, of):
+                if (method, reference) != (FULL_RESET, "scratch") and _finite(cell, of):
                     pairs[method, name, reference] = values, gains(suite.tasks[name], of)
     return decided_together(pairs)
 
@@ -112,7 +114,8 @@ def _cell(
         return number(task.scale * mean(cell.values.values()), task.digits)
     of = found.get((method, task.name, "vanilla"))
     if of is None:
-        return "one seed"
+        diverged = sum(not math.isfinite(value) for value in cell.vanilla.values())
+        return f"{VANILLA}: {diverged} of {len(cell.vanilla)} diverged" if diverged else "one seed"
     if not of.varies:
         return "never acted"
     told = "{:+.{d}f} ({:+.{d}f} to {:+.{d}f})".format(of.gain, of.low, of.high, d=task.digits)

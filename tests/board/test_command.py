@@ -9,15 +9,17 @@ import pytest
 import yaml
 
 from lightning_fire.board import command
-from lightning_fire.board.row import read_row, write_row
+from lightning_fire.board.row import Cell, read_row, write_row
 from lightning_fire.board.suite import FOLDER, SUITE, read_suite
 from lightning_fire.cli import main
 from lightning_fire.recipe.cli import RecipeCLI
 from lightning_fire.recipe.recipe import VANILLA
 
 MINE = """
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
+
+import torch
 
 from lightning_fire import Change, EventMethod, Weights
 
@@ -39,6 +41,44 @@ class Halve(EventMethod):
 
 
 value = 3
+
+
+class Thing:
+    pass
+
+
+class Named(Halve):
+    pass
+
+
+class Typo(Halve):
+    search_space = {"facto": [0.5]}
+
+
+class Scalar(Halve):
+    search_space = {"factor": 0.5}
+
+
+class Odd(Halve):
+    search_space = {"factor": (torch.float32,)}
+
+
+class Untunable(Halve):
+    search_space = {"factor": ["large"]}
+
+
+class Unlucky(Halve):
+    search_space = {}
+
+    def plan(self, model, training):
+        if torch.initial_seed() == 1:
+            raise ArithmeticError("seed 1")
+        return super().plan(model, training)
+
+
+@dataclass(frozen=True)
+class Needs(Halve):
+    more: int = field(kw_only=True)
 """
 
 
@@ -58,7 +98,8 @@ def folder(tmp_path, monkeypatch):
         (suite / f"{name}.yaml").write_text(yaml.safe_dump(content))
     for name in ("methods.yaml", "search_space.yaml"):
         (suite / name).write_text((FOLDER / name).read_text())
-    (tmp_path / "mine.py").write_text(MINE)
+    for name in ("mine.py", "again.py", "my-method.py"):
+        (tmp_path / name).write_text(MINE)
     return tmp_path
 
 
@@ -76,8 +117,10 @@ def test_a_method_joins_by_one_file_and_its_row_can_be_checked(folder, capsys):
     assert sorted(cell.values) == sorted(cell.vanilla) == [0, 1, 2] and cell.values != cell.vanilla
     assert set(cell.tried) == {"factor=1.0", "factor=0.5"}  # two trials, of three values
     assert cell.setting["factor"] == float(max(cell.tried, key=cell.tried.get).partition("=")[2])
-    assert len(cell.curve) == 3 and 0 < cell.seconds < 100 and len(row.source) == 64
-    assert rows["fire"].source == "" and rows["fire"].cells["random_labels"].vanilla == cell.vanilla
+    assert len(cell.curve) == 3 and 0 < cell.seconds < 100 and len(cell.source) == 64
+    assert (
+        rows["fire"].cells["random_labels"].source == "" and rows["fire"].cells["random_labels"].vanilla == cell.vanilla
+    )
 
     marks = {path: path.stat().st_mtime_ns for path in Path("out").rglob("finished.json")}
     board("mine.py:Halve")
@@ -86,11 +129,28 @@ def test_a_method_joins_by_one_file_and_its_row_can_be_checked(folder, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["board", "--suite", "suite/suite.yaml", "--check", "out/rows/halve.json"])
     assert ended.value.code == 0 and "random_labels: seeds 0, 1: equal" in capsys.readouterr().out
-    wrong = replace(cell, values={seed: value + 0.5 for seed, value in cell.values.items()})
-    write_row(Path("wrong.json"), replace(row, cells={"random_labels": wrong}))
+    for changed, told in (
+        (
+            {"values": {seed: value + 0.5 for seed, value in cell.values.items()}},
+            "halve differs by up to 0.5, standard",
+        ),
+        ({"vanilla": {seed: value + 0.5 for seed, value in cell.vanilla.items()}}, "vanilla differs by up to 0.5,"),
+        ({"scratch": {**cell.scratch, 0: math.nan}}, "full_reset lacks a seed, or has diverged with other seeds"),
+        (
+            {"source": "0", "recipe": "", "versions": {"torch": "1"}},
+            "equal; other code of the method; another recipe or",
+        ),
+    ):
+        write_row(Path("wrong.json"), replace(row, cells={"random_labels": replace(cell, **changed)}))
+        with pytest.raises(SystemExit) as ended:
+            main(["board", "--suite", "suite/suite.yaml", "--check", "wrong.json"])
+        out = capsys.readouterr().out
+        assert ended.value.code == (0 if "source" in changed else 1) and told in out, out
+    write_row(Path("more.json"), replace(row, cells={"random_labels": cell, "elsewhere": cell}))
     with pytest.raises(SystemExit) as ended:
-        main(["board", "--suite", "suite/suite.yaml", "--check", "wrong.json"])
-    assert ended.value.code == 1 and "differ by up to 0.5" in capsys.readouterr().out
+        main(["board", "--suite", "suite/suite.yaml", "--check", "more.json"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 1 and "elsewhere: not checked: there is no such task in suite/suite.yaml" in out
 
 
 @pytest.mark.slow
@@ -105,6 +165,27 @@ def test_a_task_that_cannot_be_trained_says_why_once_and_the_others_are(folder, 
     assert "language: nothing was trained" in told and list(rows["fire"].cells) == ["random_labels"]
 
 
+@pytest.mark.slow
+def test_a_method_without_a_result_for_each_seed_is_left_out(folder, capsys):
+    rows = board("mine.py:Untunable", "mine.py:Unlucky", "vanilla")
+    told = capsys.readouterr().out
+    assert "random_labels: no setting of untunable could be trained, so that it is left out" in told
+    assert "random_labels: unlucky is left out, without unlucky seed 1\n" in told
+    assert list(rows) == ["vanilla"] and sorted(rows["vanilla"].cells["random_labels"].values) == [0, 1, 2]
+
+
+def test_the_time_limit_is_one_for_all_tasks(folder):
+    with pytest.raises(SystemExit, match="the same command continues them"):
+        board("fire", "--max-minutes", "0")
+
+
+def test_cells_of_other_tasks_stay_in_a_row(folder):
+    suite, cell = read_suite(Path("suite/suite.yaml")), Cell({0: 0.5}, {}, {}, {}, {}, [], 1.0, "")
+    for task in ("elsewhere", "random_labels", "elsewhere"):
+        command._keep(Path("out"), "fire", task, cell, suite)
+    assert list(read_row(Path("out/rows/fire.json")).cells) == ["random_labels", "elsewhere"]
+
+
 def refused(capsys, *words):
     with pytest.raises(SystemExit):
         board(*words)
@@ -116,10 +197,20 @@ def refused(capsys, *words):
     [
         ([], "name a method, FILE.py:CLASS or one of full_reset"),
         (["fir"], "no method fir: name FILE.py:CLASS or one of"),
-        (["mine.py:Other"], "mine.py has no class Other"),
         (["mine.py:value"], "mine.py has no class value"),
         (["other.py:Halve"], "other.py must be a Python file in the current folder"),
         (["suite/mine.py:Halve"], "suite/mine.py must be a Python file in the current folder"),
+        (["my-method.py:Halve"], "my-method.py must be a Python file in the current folder, with a name that can be"),
+        (["mine.py:Other"], "mine.py has no class Other"),
+        (["mine.py:Thing"], "mine.py:Thing must be a method or a callback, but Thing derives from neither"),
+        (["mine.py:Typo"], "mine.py:Typo cannot be made from its search_space and defaults: got an unexpected keyword"),
+        (["mine.py:Needs"], "mine.py:Needs cannot be made from its search_space and defaults: missing a required"),
+        (
+            ["mine.py:Scalar"],
+            "mine.py:Scalar: search_space: Scalar.factor must be a list of values, or numbers low and",
+        ),
+        (["mine.py:Odd"], "mine.py:Odd: search_space must have numbers, strings, true or false, got {'factor': [torch"),
+        (["mine.py:Named", "again.py:Named"], "again.py:Named: there is a method named already, give another `name`"),
         (["fire", "--tasks", "labels"], "--tasks: no labels; there are random_labels"),
         (["--check", "mine.py"], "mine.py is not a row of the board"),
     ],
@@ -130,7 +221,7 @@ def test_an_error_says_what_to_give(folder, capsys, words, told):
 
 def test_a_name_of_the_board_is_not_taken_twice(folder, capsys):
     Path("again.py").write_text(MINE.replace('"halve"', '"fire"'))
-    assert "the board has a method fire, give another `name`" in refused(capsys, "again.py:Halve")
+    assert "again.py:Halve: there is a method fire already, give" in refused(capsys, "again.py:Halve")
 
 
 def test_a_file_that_fails_says_so(folder, capsys):

@@ -1,11 +1,15 @@
 """docs/board.md, its figure and its CSV are those of the rows in docs/board."""
 
+import math
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from board_rows import SUITE, around, row
+
+from lightning_fire.board.row import write_row
 
 DOCS = Path(__file__).parents[2] / "docs"
 SCRIPT = runpy.run_path(str(DOCS / "board.py"))
@@ -33,6 +37,28 @@ def test_the_page_is_up_to_date():
     )
 
 
+def test_unknown_tasks_diverged_runs_and_tasks_of_vanilla_alone_are_drawn_and_told(rows, tmp_path, monkeypatch):
+    cell = rows["mine"].cells["random_labels"]
+    nan = replace(cell, values={**cell.values, 0: math.nan}, curve=[(0.1, 0.01), (math.nan, math.nan)])
+    rows["mine"] = replace(rows["mine"], cells={"random_labels": nan, "other_task": cell})
+    rows["vanilla"] = replace(rows["vanilla"], cells={**rows["vanilla"].cells, "language": cell})
+    rows["redo"] = replace(rows["redo"], cells={"random_labels": replace(cell, vanilla=nan.values)})
+    for name, one in rows.items():
+        write_row(tmp_path / "board" / f"{name}.json", one)
+    page = (DOCS / "board.md").read_text()
+    (tmp_path / "board.md").write_text(page)
+    of = SCRIPT["main"].__globals__
+    for key in ("DOCS", "ROWS", "PAGE", "CURVES", "CSV", "FIGURE"):
+        monkeypatch.setitem(of, key, tmp_path / of[key].relative_to(DOCS))
+    SCRIPT["main"]()
+    told = (tmp_path / "board.md").read_text()
+    assert "| `mine` | [1 of 10 diverged](board_curves.md#random_labels) | – |" in told and "other_task" not in told
+    assert "| `redo` | [vanilla: 1 of 10 diverged]" in told
+    assert (
+        not (tmp_path / "board_language.png").exists() and "language" not in (tmp_path / "board_curves.md").read_text()
+    )
+
+
 def test_rows_come_in_the_order_of_the_suite_and_joined_ones_last(rows):
     assert list(rows) == ["vanilla", "fire", "redo", "l2_init", "mine"]
 
@@ -45,8 +71,8 @@ def test_a_cell_has_one_result_with_its_interval_a_mark_and_a_link(rows):
 
 def test_what_five_seeds_showed_and_ten_do_not_is_told(rows):
     told = SCRIPT["vanished"](rows, SUITE)
-    assert told.startswith("Of 8 differences that five seeds show, ten do not show 1, and 0 more are not shown after")
-    assert "| random_labels | 8 | `redo` | none |" in told
+    assert told.startswith("Of 7 differences that five seeds show, ten do not show 1, and 0 more are not shown after")
+    assert "| random_labels | 7 | `redo` | none |" in told
     _, *five = SCRIPT["alone"](rows["redo"], SUITE.tasks["random_labels"], "vanilla", 5)
     assert five == pytest.approx((0.976, 1.224), abs=1e-3)
 

@@ -1,6 +1,7 @@
 """Rows of the board with numbers that are known."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +14,10 @@ SEEDS = range(10)
 
 def row(method: str, **values: Sequence[Sequence[float]]) -> Row:
     """Return a row of a method: by task its values, those of vanilla and those of scratch."""
-    of = {
-        task: Cell(
-            *(dict(enumerate(v)) for v in three), {}, {}, curve=[(0.1, 0.01), (0.2, 0.02)], seconds=1.0, recipe=""
-        )
-        for task, three in values.items()
-    }
     versions = {"torch": "2", "lightning": "2", "python": "3"}
-    return Row(method, {}, "", versions, "a machine", of)
+    rest: dict[str, Any] = {"curve": [(0.1, 0.01), (0.2, 0.02)], "seconds": 1.0, "recipe": "", "versions": versions}
+    of = {task: Cell(*(dict(enumerate(v)) for v in three), {}, {}, **rest) for task, three in values.items()}
+    return Row(method, {}, of)
 
 
 def around(rng: np.random.Generator, middle: float, spread: float = 0.01) -> list[float]:

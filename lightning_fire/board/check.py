@@ -1,0 +1,91 @@
+"""Check a row of the board: some seeds of its cells are trained again."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from lightning_fire.board.measured import FULL_RESET, measured
+from lightning_fire.board.row import Cell, Row, Values
+from lightning_fire.board.suite import Suite, Task
+from lightning_fire.experiments.engines import Engine
+from lightning_fire.experiments.runs import merged
+from lightning_fire.experiments.sweep import as_config
+from lightning_fire.recipe.recipe import VANILLA
+
+CHECKED = 2  # number of seeds to train again
+EQUAL = 1e-6  # largest difference of numbers with six digits that are the same
+
+
+def holds(
+    row: Row, source: str, suite: Suite, names: Sequence[str], output: Path, engine: Engine, until: float = math.inf
+) -> bool:
+    """Train the first seeds of cells again, with the settings of the cells, and print how the numbers differ.
+
+    Args:
+        row: The row.
+        source: SHA-256 of the present code of the user's method; empty: shipped.
+        suite: The suite, with the method.
+        names: Tasks of the cells.
+        output: Folder of the runs.
+        engine: Engine that trains them.
+        until: Time of `time.monotonic` after which a SystemExit ends it; the same call continues.
+
+    Returns:
+        Whether all cells are there, and all numbers of the method, `vanilla` and `scratch` agree: they are equal, or
+        differ by at most their standard deviation between seeds.
+    """
+    agree = bool(names)
+    for name in names:
+        cell, task = row.cells.get(name), suite.tasks.get(name)
+        told, same = "the row has no cell", False
+        if task is None:
+            told = f"not checked: there is no such task in {suite.path}"
+        elif cell is not None:
+            told, same = _trained_again(row.method, cell, source, suite, task, output, engine, until)
+        print(f"{name}: {told}", flush=True)
+        agree &= same
+    return agree
+
+
+def _trained_again(
+    method: str, cell: Cell, source: str, suite: Suite, task: Task, output: Path, engine: Engine, until: float
+) -> tuple[str, bool]:
+    """Return what to tell about a cell, and whether it agrees."""
+    layer = merged(suite.recipe_of(task).methods.get(method, {}), as_config(dict(cell.setting)))
+    task = replace(task, recipe=replace(task.recipe, methods={**task.recipe.methods, method: layer}), space={})
+    again = replace(suite, seeds=list(cell.values)[:CHECKED], space={})
+    now = measured(again, task, [method], output, engine, until).get(method)
+    if now is None:
+        return "it could not be trained", False
+    before = {method: cell.values, VANILLA: cell.vanilla, FULL_RESET: cell.scratch}
+    after = {method: now.values, VANILLA: now.vanilla, FULL_RESET: now.scratch}
+    told, agree = [], True
+    for name, values in before.items():
+        distance = max(_distance(values.get(seed, math.inf), after[name][seed]) for seed in again.seeds)
+        spread = _spread(values)
+        agree &= distance <= max(spread, EQUAL)
+        if math.isinf(distance):
+            told.append(f"{name} lacks a seed, or has diverged with other seeds")
+        elif distance > EQUAL:
+            told.append(f"{name} differs by up to {distance:.3g}, standard deviation between seeds {spread:.3g}")
+    told = told or ["equal"]
+    told += ["other code of the method"] if cell.source != source else []
+    told += ["another recipe or setting"] if cell.recipe != now.recipe else []
+    versions = {key: (old, now.versions.get(key)) for key, old in cell.versions.items()}
+    told += [f"{key} {old}, here {new}" for key, (old, new) in versions.items() if old != new]
+    return f"seeds {', '.join(map(str, again.seeds))}: {'; '.join(told)}", agree
+
+
+def _distance(before: float, after: float) -> float:
+    """Return the distance of two results; 0 if both have diverged, Inf if one has."""
+    if math.isnan(before) or math.isnan(after):
+        return 0.0 if math.isnan(before) and math.isnan(after) else math.inf
+    return abs(before - after)
+
+
+def _spread(values: Values) -> float:
+    there = [value for value in values.values() if math.isfinite(value)]
+    return float(np.std(there, ddof=1)) if len(there) > 1 else 0.0
