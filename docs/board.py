@@ -59,8 +59,7 @@ def ordered(rows: Mapping[str, Row], suite: Suite) -> dict[str, Row]:
         name: replace(row, cells={task: cell for task, cell in row.cells.items() if task in suite.tasks})
         for name, row in rows.items()
     }
-    shipped = [VANILLA, *suite.methods]
-    return {name: rows[name] for name in [*shipped, *(name for name in rows if name not in shipped)] if name in rows}
+    return {name: rows[name] for name in dict.fromkeys([*suite.names, *rows]) if name in rows}
 
 
 def tasks_table(rows: Mapping[str, Row], suite: Suite) -> str:
@@ -187,7 +186,7 @@ def minutes(rows: Mapping[str, Row], suite: Suite) -> str:
     versions = {name: sorted({cell.versions[name] for cell in every}) for name in ("torch", "lightning", "python")}
     of = ", ".join(f"{name} {' and '.join(found)}" for name, found in versions.items())
     return (
-        f"{len(rows)} of {len(suite.methods) + 1} methods of the suite so far, {total / 3600:.1f} hours of runs one"
+        f"{len(rows)} of {len(suite.names)} methods of the suite so far, {total / 3600:.1f} hours of runs one"
         f" after the other, {total / 60 / len(rows):.0f} minutes a method, with {of}. Machines: {machines}.\n"
     )
 

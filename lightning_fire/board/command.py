@@ -19,7 +19,6 @@ from lightning_fire.board.table import table
 from lightning_fire.experiments.compare import add_engine_arguments, engine_for
 from lightning_fire.experiments.runs import at_work_in
 from lightning_fire.printable import printable
-from lightning_fire.recipe.recipe import VANILLA
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         description="Tune methods on the tasks of the board with the same number of trials, train them, vanilla and a"
         " full reset with ten other seeds, print the paired differences, and write a row per method that another"
         " person can check. Finished runs are not run again.",
-        epilog=f"tasks: {', '.join(suite.tasks)}. Methods: {', '.join([VANILLA, *suite.methods])}.",
+        epilog=f"tasks: {', '.join(suite.tasks)}. Methods: {', '.join(suite.names)}.",
     )
     parser.add_argument(
         "methods",
@@ -71,7 +70,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
         row = read_row(options.check) if options.check else None
         words = [word_of(row)] if row else options.methods
         if not words:
-            raise ValueError(f"name a method, FILE.py:CLASS or one of {', '.join(suite.methods)}")
+            raise ValueError(f"name a method, FILE.py:CLASS or one of {', '.join(suite.names)}")
         suite, methods = _with_own(suite, words)
         sources = {name: own.source() for name, own in methods.items() if own}
         names = options.tasks or list(row.cells if row else suite.tasks)
@@ -84,10 +83,11 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
             raise SystemExit(not holds(row, source, suite, names, options.output / "check", engine, until))
         for name in names:
             task = suite.tasks[name]
-            for method in methods:
-                if method in task.left_out:
-                    print(f"{name}: {method} is left out: {task.left_out[method]}")
-            can = [method for method in methods if method not in task.left_out]
+            against = {method: suite.reason_against(task, method) for method in methods}
+            for method, reason in against.items():
+                if reason:
+                    print(f"{name}: {method} is left out: {reason}")
+            can = [method for method, reason in against.items() if not reason]
             cells = measured(suite, task, can, options.output, engine, until) if can else {}
             for method, cell in cells.items():
                 own = methods[method]
@@ -102,16 +102,15 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
 
 def _with_own(suite: Suite, words: Sequence[str]) -> tuple[Suite, dict[str, OwnMethod | None]]:
     """Return the suite with the user's methods, and all requested methods by name; None: one of the board."""
-    every = {VANILLA, *suite.methods, *(name for task in suite.tasks.values() for name in task.recipe.methods)}
     methods: dict[str, OwnMethod | None] = {}
     for word in dict.fromkeys(words):
         if ":" not in word:
-            if word not in every:
-                raise ValueError(f"no method {word}: name FILE.py:CLASS or one of {', '.join(suite.methods)}")
+            if word not in suite.names:
+                raise ValueError(f"no method {word}: name FILE.py:CLASS or one of {', '.join(suite.names)}")
             methods[word] = None
             continue
         own = read_own(word)
-        if own.name in every | set(methods):
+        if own.name in [*suite.names, *methods]:
             raise ValueError(f"{word}: there is a method {own.name} already, give another `name`")
         methods[own.name] = own
     new = {name: own for name, own in methods.items() if own}

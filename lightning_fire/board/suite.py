@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fire.experiments.sweep import checked_space
-from lightning_fire.recipe.recipe import SEARCH_SPACE, SHIPPED, Recipe, find_recipe
+from lightning_fire.recipe.recipe import SEARCH_SPACE, SHIPPED, VANILLA, Recipe, find_recipe
 from lightning_fire.recipe.strict_yaml import read_yaml
 
 FOLDER = SHIPPED / "board"
@@ -73,6 +73,19 @@ class Suite:
         """Return the recipe of a task with all methods that can be used on it."""
         methods = {name: layer for name, layer in self.methods.items() if name not in task.left_out}
         return replace(task.recipe, methods={**methods, **task.recipe.methods})
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all methods: vanilla, those of all tasks, and those of single tasks."""
+        of_tasks = (name for task in self.tasks.values() for name in task.recipe.methods)
+        return list(dict.fromkeys([VANILLA, *self.methods, *of_tasks]))
+
+    def reason_against(self, task: Task, method: str) -> str:
+        """Return why a method cannot be used on a task; empty: it can."""
+        having = [name for name, one in self.tasks.items() if method in one.recipe.methods]
+        if method not in self.methods and having and task.name not in having:
+            return f"it is one of {', '.join(having)}"
+        return task.left_out.get(method, "")
 
     def space_of(self, task: Task, method: str) -> Mapping[str, Any]:
         """Return the search space of a method on a task; empty: nothing is tuned."""

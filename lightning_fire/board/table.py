@@ -75,7 +75,7 @@ def cells(rows: Mapping[str, Row], suite: Suite) -> list[list[str]]:
     there = [name for name in suite.tasks if any(name in row.cells for row in rows.values())]
     table = [["method", *there]]
     for method, row in rows.items():
-        table.append([method, *(_cell(method, row.cells.get(name), suite.tasks[name], found) for name in there)])
+        table.append([method, *(_cell(method, row.cells.get(name), suite, name, found) for name in there)])
     return table
 
 
@@ -103,23 +103,25 @@ def mark(vanilla: Difference, scratch: Difference | None) -> str:
 def _cell(
     method: str,
     cell: Cell | None,
-    task: Task,
+    suite: Suite,
+    name: str,
     found: Mapping[tuple[str, str, Reference], Difference],
 ) -> str:
+    task = suite.tasks[name]
     if cell is None:
-        return NOT_TAKEN if method in task.left_out else NOT_TRAINED
+        return NOT_TAKEN if suite.reason_against(task, method) else NOT_TRAINED
     if diverged := sum(not math.isfinite(value) for value in cell.values.values()):
         return f"{diverged} of {len(cell.values)} diverged"
     if method == VANILLA:
         return number(task.scale * mean(cell.values.values()), task.digits)
-    of = found.get((method, task.name, "vanilla"))
+    of = found.get((method, name, "vanilla"))
     if of is None:
         diverged = sum(not math.isfinite(value) for value in cell.vanilla.values())
         return f"{VANILLA}: {diverged} of {len(cell.vanilla)} diverged" if diverged else "one seed"
     if not of.varies:
         return "never acted"
     told = "{:+.{d}f} ({:+.{d}f} to {:+.{d}f})".format(of.gain, of.low, of.high, d=task.digits)
-    return f"{told} {mark(of, found.get((method, task.name, 'scratch')))}".rstrip()
+    return f"{told} {mark(of, found.get((method, name, 'scratch')))}".rstrip()
 
 
 def _finite(cell: Cell, reference: Values) -> bool:

@@ -179,6 +179,17 @@ def test_the_time_limit_is_one_for_all_tasks(folder):
         board("fire", "--max-minutes", "0")
 
 
+def test_a_method_of_one_task_is_left_out_of_the_others_with_the_reason(folder, capsys):
+    rule = yaml.safe_load(Path("suite/suite.yaml").read_text())
+    rule["tasks"]["permuted_labels"] = rule["tasks"]["random_labels"]
+    Path("suite/suite.yaml").write_text(yaml.safe_dump(rule))
+    recipe = yaml.safe_load(Path("suite/random_labels.yaml").read_text())
+    own = {"methods": {"only_here": {"method": {"class_path": "FIRE"}}}}
+    Path("suite/permuted_labels.yaml").write_text(yaml.safe_dump(recipe | own))
+    board("only_here", "--tasks", "random_labels")
+    assert "random_labels: only_here is left out: it is one of permuted_labels" in capsys.readouterr().out
+
+
 def test_cells_of_other_tasks_stay_in_a_row(folder):
     suite, cell = read_suite(Path("suite/suite.yaml")), Cell({0: 0.5}, {}, {}, {}, {}, [], 1.0, "")
     for task in ("elsewhere", "random_labels", "elsewhere"):
@@ -195,7 +206,7 @@ def refused(capsys, *words):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "name a method, FILE.py:CLASS or one of full_reset"),
+        ([], "name a method, FILE.py:CLASS or one of vanilla, full_reset"),
         (["fir"], "no method fir: name FILE.py:CLASS or one of"),
         (["mine.py:value"], "mine.py has no class value"),
         (["other.py:Halve"], "other.py must be a Python file in the current folder"),

@@ -92,11 +92,12 @@ def test_cells_without_an_interval_say_why():
         "same": row("same", random_labels=(vanilla, vanilla, scratch)),
         "diverged": row("diverged", random_labels=([math.nan, *vanilla[1:]], vanilla, scratch)),
         "elsewhere": row("elsewhere", permuted_labels=(scratch, vanilla, scratch)),
+        "infinite_schedule": row("infinite_schedule", language=(scratch, vanilla, scratch)),  # no other task has it
     }
     told = {method: of[0] for method, *of in cells(rows, SUITE)[1:]}
     assert told["same"] == "never acted"
     assert told["diverged"] == "1 of 10 diverged"
-    assert told["elsewhere"] == "–"
+    assert told["elsewhere"] == "–" and told["infinite_schedule"] == "n/a"
     assert told["vanilla"] == f"{100 * np.mean(vanilla):.1f}"
     assert "random_labels: same, vanilla" in table(rows, SUITE) or "random_labels: vanilla, same" in table(rows, SUITE)
 
