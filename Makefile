@@ -26,7 +26,7 @@ NEIGHBOURS := $(VENV)-neighbours
 REPORT := $(VENV)-report
 
 # with a script that uses the public names as a user does
-TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods callbacks optim integrations \
+TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods callbacks optim integrations board \
   checkpoints metrics recipe experiments data experience modules nets contracts.py distributed.py messages.py \
   prepare_text.py cli.py atomic.py elsewhere.py printable.py _private.py _lightning.py)) tests/public_types/user_script.py
 # on as many processes as there are cores

@@ -103,7 +103,7 @@ class Sweep:
     space: Mapping[str, Any]
     output: Path
     engine: Any
-    seeds: range
+    seeds: Sequence[int]
     settings: dict[str, Setting] = field(default_factory=dict)
     scores: dict[str, float] = field(default_factory=dict)
     measure: str = ""
