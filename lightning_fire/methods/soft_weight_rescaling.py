@@ -1,6 +1,6 @@
 """Soft weight rescaling (Oh et al., 2025)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,6 +14,7 @@ from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.transfers import read, sent
 from lightning_fire.where import Weights
+from lightning_fire.where.layers import biases_of
 from lightning_fire.where.normalized import normalization_layers
 from lightning_fire.where.trained import why_not_trained
 
@@ -25,7 +26,7 @@ class SoftWeightRescaling(StepMethod):
     In module order each weight W is multiplied by c = (λ·‖W₀‖ + (1 − λ)·‖W‖) / ‖W‖, and the bias of its layer by the
     product of all c so far: the outputs of a feed-forward ReLU network are all multiplied by one factor. Scales and
     shifts of normalization layers count as W and bias; as such a layer cancels the scale of its input, the product
-    restarts there. Logs nothing.
+    restarts there, also without a scale. Logs nothing.
 
     Args:
         strength: λ, in [0, 1] (paper: tuned, 1e-4 to 1). 1 keeps the initial norms.
@@ -69,13 +70,13 @@ class SoftWeightRescaling(StepMethod):
 
 
 class _Layer(NamedTuple):
-    """A weight, or the scale of a normalization layer, with the bias of its layer and λ."""
+    """A weight, or the scale of a normalization layer, with its biases and λ."""
 
     name: str
     weight: Tensor
-    bias: Tensor | None
+    biases: Sequence[tuple[Tensor, Any]]  # with the part of each
     strength: float
-    is_scale: bool
+    restarts: bool  # whether the product restarts with its factor
 
 
 class _Rescaling(Attached):
@@ -91,14 +92,17 @@ class _Rescaling(Attached):
         norms = normalization_layers(model)
         classifier = method.strength if method.classifier is None else method.classifier
         self.layers: list[_Layer] = []
+        restarts = False
         for index, (path, module) in enumerate(model.named_modules()):
             strength = classifier if index > max(norms, default=-1) else method.strength
+            # a container, such as a convolution with its normalization layer, is named after what it holds
+            restarts |= index in norms and not any(True for child in module.children() for _ in child.parameters())
             for leaf, weight in module.named_parameters(recurse=False):
                 is_scale = index in norms and leaf == "weight" and not why_not_trained(weight)
                 if weight in selected or is_scale:
-                    bias = getattr(module, leaf.replace("weight", "bias"), None)
-                    own = bias if isinstance(bias, nn.Parameter) and not why_not_trained(bias) else None
-                    self.layers.append(_Layer(f"{path}.{leaf}".strip("."), weight, own, strength, is_scale))
+                    name, biases = f"{path}.{leaf}".strip("."), biases_of(module, leaf)
+                    self.layers.append(_Layer(name, weight, biases, strength, restarts or is_scale))
+                    restarts = False
         found = read([frobenius_norm(layer.weight.detach()) for layer in self.layers])
         self.norms = {layer.name: norm for layer, norm in zip(self.layers, found, strict=True)}
 
@@ -107,12 +111,11 @@ class _Rescaling(Attached):
         """Rescale the weights and biases, in place."""
         parts: list[Write] = []
         product = torch.ones((), device="cpu")  # product of the factors since a normalization layer
-        for name, weight, bias, strength, is_scale in self.layers:
+        for name, weight, biases, strength, restarts in self.layers:
             factor = soft_rescaling(frobenius_norm(weight), self.norms[name], strength)
-            product = factor if is_scale else factor * sent(product, factor.device)
+            product = factor if restarts else factor * sent(product, factor.device)
             parts.append(Write(weight, ..., weight * factor.to(weight.dtype)))
-            if bias is not None:
-                parts.append(Write(bias, ..., bias * product.to(bias.dtype)))
+            parts += [Write(bias, part, bias[part] * product.to(bias.dtype)) for bias, part in biases]
         Change(parts=parts).make()
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -91,6 +92,27 @@ def looks_like_a_weight(name: str) -> bool:
     """Return whether a name looks like that of a weight: `weight_hh_l0`, `W_enc`, `down_proj`; not `down_proj_bias`."""
     leaf = name.rpartition(".")[2]
     return bool(re.search(r"^W|(^|_)(weights?|kernel|w)(_|\d|$)|proj", leaf)) and "bias" not in leaf
+
+
+def biases_of(layer: nn.Module, weight: str) -> list[tuple[nn.Parameter, Any]]:
+    """Return the trained biases of a weight of a layer, found by their names, each with the index of its part.
+
+    They are called `bias`, or as `bias_ih_l0` beside `weight_ih_l0`, `b_enc` beside `W_enc`, `down_proj_bias` beside
+    `down_proj`. In attention `in_proj_bias`, `bias_k` and `bias_v` are those of the projections.
+
+    Args:
+        layer: Any module.
+        weight: Name of a parameter of it.
+    """
+    names = "bias", re.sub("weight|kernel", "bias", weight), re.sub("^W", "b", weight), f"{weight}_bias"
+    parts: dict[str, Any] = dict.fromkeys(names, ...)
+    if isinstance(layer, nn.MultiheadAttention) and (role := re.fullmatch("(in|q|k|v)_proj_weight", weight)):
+        first = "qkv".find(role[1]) * layer.embed_dim
+        parts["in_proj_bias"] = slice(first, first + layer.embed_dim) if first >= 0 else ...
+        parts |= {f"bias_{each}": ... for each in "kv" if role[1] in ("in", each)}
+    parts.pop(weight, None)
+    own = dict(nn.Module.named_parameters(layer, recurse=False))
+    return [(own[name], part) for name, part in parts.items() if name in own and not why_not_trained(own[name])]
 
 
 def _sharing_memory(named: Mapping[str, nn.Parameter]) -> dict[str, str]:

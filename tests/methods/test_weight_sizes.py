@@ -1,7 +1,9 @@
 """`WeightClipping` and `SoftWeightRescaling` against loops over weights, on plain models and through a real fit."""
 
 import copy
+import itertools
 import math
+from functools import partial
 
 import lightning.pytorch as pl
 import pytest
@@ -13,13 +15,17 @@ from lightning_fire import PlasticityCallback, SoftWeightRescaling, WeightClippi
 from lightning_fire.functional import soft_rescaling
 from lightning_fire.nets import GPT
 
+NORMS = nn.BatchNorm2d | nn.LayerNorm
+PLACES = [((), "trained"), *itertools.product([(0,), (0, 3), (3,)], ["trained", "frozen", "none"])]
 
-def network(*norms):
+
+def network(*norms, scale="trained"):
     """Two convolutions and two Linear layers with large weights, and normalization layers behind some."""
     torch.manual_seed(0)
     layers = [nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)]
     for position in sorted(norms, reverse=True):
-        layers.insert(position + 1, nn.BatchNorm2d(4) if position < 2 else nn.LayerNorm(8))
+        norm = nn.BatchNorm2d(4, affine=scale != "none") if position < 2 else nn.LayerNorm(8, 1e-5, scale != "none")
+        layers.insert(position + 1, norm.requires_grad_(scale == "trained"))
     return nn.Sequential(
         *(each for layer in layers for each in ([layer, nn.ReLU()] if layer is not layers[-1] else [layer]))
     )
@@ -45,7 +51,7 @@ def test_clipped_weights_are_those_of_a_loop_over_entries(bound):
     clipping.after_step()
     fan_in, clipped = 0, 0
     for (name, new), old in zip(model.named_parameters(), before.parameters(), strict=True):
-        if isinstance(model.get_submodule(name.partition(".")[0]), nn.BatchNorm2d | nn.LayerNorm):
+        if isinstance(model.get_submodule(name.partition(".")[0]), NORMS):
             assert torch.equal(new, old)
             continue
         fan_in = old[0].numel() if old.ndim > 1 else fan_in  # a bias has that of its weight
@@ -73,25 +79,28 @@ def test_new_layers_of_torch_are_within_the_bound():
 
 def by_a_loop(model, initial, strength, classifier=None):
     """Rescale a model layer by layer, with factors multiplied from the normalization layer before on, in float64."""
-    layers = [layer for layer in model if len(list(layer.parameters()))]
-    norms = [i for i, layer in enumerate(layers) if isinstance(layer, nn.BatchNorm2d | nn.LayerNorm)]
+    last = max((i for i, layer in enumerate(model) if isinstance(layer, NORMS)), default=-1)
     product = 1.0
     result = []
-    for i, (layer, first) in enumerate(zip(layers, initial, strict=True)):
-        norm = layer.weight.double().norm().item()
-        own = strength if classifier is None or (norms and i <= norms[-1]) else classifier
-        factor = (own * first + (1 - own) * norm) / norm
-        product = factor if i in norms else product * factor
+    for i, layer in enumerate(model):
+        product = 1.0 if isinstance(layer, NORMS) else product
+        if i not in initial:
+            continue
+        norm, factor = layer.weight.double().norm().item(), 1.0
+        if layer.weight.requires_grad:
+            own = strength if classifier is None or i <= last else classifier
+            factor = (own * initial[i] + (1 - own) * norm) / norm
+        product *= factor
         result += [layer.weight.double() * factor, layer.bias.double() * product]
     return result
 
 
-@pytest.mark.parametrize("norms", [(), (0,), (0, 3), (3,)])
+@pytest.mark.parametrize("norms, scale", PLACES)
 @pytest.mark.parametrize("strengths", [(0.3, None), (1.0, None), (0.1, 0.7)])
-def test_rescaled_weights_are_those_of_a_loop_over_layers(norms, strengths):
-    model = network(*norms)
+def test_rescaled_weights_are_those_of_a_loop_over_layers(norms, scale, strengths):
+    model = network(*norms, scale=scale)
     rescaling = SoftWeightRescaling(*strengths).attach(model)
-    initial = [layer.weight.norm().item() for layer in model if len(list(layer.parameters()))]
+    initial = {i: layer.weight.norm().item() for i, layer in enumerate(model) if len(list(layer.parameters()))}
     for seed in (3, 4):
         grown(model, seed)
         expected = by_a_loop(model, initial, *strengths)
@@ -100,12 +109,42 @@ def test_rescaled_weights_are_those_of_a_loop_over_layers(norms, strengths):
             torch.testing.assert_close(found.double(), each, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("norms", [(), (0,), (0, 3), (3,)])
-def test_outputs_are_multiplied_by_one_factor(norms):
+class ConvNormActivation(nn.Sequential):
+    """A block whose name says that it may hold a normalization layer; this one holds none."""
+
+
+class Product(nn.Module):
+    """A layer of one's own."""
+
+    def __init__(self, inputs, outputs, bias):
+        super().__init__()
+        self.W, self.name_of_bias = nn.Parameter(torch.randn(outputs, inputs)), bias
+        if bias:
+            self.register_parameter(bias, nn.Parameter(torch.randn(outputs)))
+
+    def forward(self, x):
+        return x @ self.W.T + (self.get_parameter(self.name_of_bias) if self.name_of_bias else 0)
+
+
+def network_of_own_layers(bias):
+    torch.manual_seed(0)
+    block = ConvNormActivation(nn.Conv2d(4, 4, 3), nn.ReLU())
+    own = Product(16, 8, bias), nn.ReLU(), Product(8, 8, bias), nn.ReLU()
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), block, nn.Flatten(), *own, nn.Linear(8, 3))
+
+
+NETWORKS = {
+    **{f"norms {norms} {scale}": partial(network, *norms, scale=scale) for norms, scale in PLACES},
+    **{f"own layers {bias}": partial(network_of_own_layers, bias) for bias in ("", "b", "bias", "W_bias")},
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_outputs_are_multiplied_by_one_factor(name):
     """Theorem 1 of the paper, and its continuation to normalization layers."""
-    model = network(*norms).double()
+    model = NETWORKS[name]().double()
     for layer in model.modules():
-        if isinstance(layer, nn.BatchNorm2d | nn.LayerNorm):
+        if isinstance(layer, NORMS):
             layer.eps = 1e-14
     rescaling = SoftWeightRescaling(0.3).attach(model)
     before = grown(model)(X.double())
