@@ -1,10 +1,13 @@
 """Search for weights followed by a normalization layer, which cancels their scale before the output."""
 
+import re
 from collections.abc import Iterable
 
 from torch import nn
 
 from lightning_fire.where.weight_view import WeightView
+
+_NORM = re.compile("(?<!Response)[Nn]orm(?!al(?!i[sz]))|NORM")
 
 
 def normalized_weights(model: nn.Module, views: Iterable[WeightView]) -> set[str]:
@@ -36,10 +39,11 @@ def normalized_weights(model: nn.Module, views: Iterable[WeightView]) -> set[str
 def normalization_layers(model: nn.Module) -> list[int]:
     """Return the positions of the normalization layers of a model in the order of its modules, from 0.
 
-    A normalization layer is a module with `norm` in the name of its class; `weight_norm` is not one.
+    A normalization layer is a module with `norm` in the name of its class; `weight_norm`, layers named after the normal
+    distribution, and response normalization, which keeps the scale of its input, are not.
     """
     return [
         index
         for index, (name, module) in enumerate(model.named_modules())
-        if "norm" in type(module).__name__.lower() and ".parametrizations." not in f".{name}."
+        if _NORM.search(type(module).__name__) and ".parametrizations." not in f".{name}."
     ]

@@ -43,6 +43,18 @@ def test_weight_norm_is_not_a_normalization_layer():
     assert normalization_layers(nn.Sequential(*layers[:2])) == []
 
 
+def test_layers_with_normal_initial_values_are_no_normalization_layers():
+    model = GPT(vocab_size=11, block_size=4, depth=1, heads=2, dim=8)
+    norms = [place for place, module in enumerate(model.modules()) if isinstance(module, nn.LayerNorm)]
+    assert normalization_layers(model) == norms and len(norms) == 3
+
+
+def test_a_normalization_layer_is_known_by_its_class_and_cancels_the_scale():
+    names = ["L2Normalize", "BatchNormalization", "LocalResponseNorm", "NormalParamExtractor", "TanhNormal"]
+    layers = [type(name, (nn.Module,), {})() for name in [*names, "RMSNorm"]]
+    assert normalization_layers(nn.Sequential(*layers)) == [1, 2, 6]
+
+
 def test_the_automatic_scale_is_the_papers_where_normalized_and_else_keeps_the_norm():
     model = MLP(8, 3, [6, 5], "layer")
     expected = copy.deepcopy(model)
