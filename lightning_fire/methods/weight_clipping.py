@@ -1,9 +1,9 @@
 """Weight clipping (Elsayed et al., RLJ 2024)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where import Weights, WeightView
-from lightning_fire.where.trained import why_not_trained
+from lightning_fire.where.layers import biases_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class WeightClipping(StepMethod):
 
     Args:
         bound: κ, above 0 (paper: tuned, 1 to 5).
-        where: The weights to clip; the biases of their layers go with them. Default:
+        where: The weights to clip; their biases go with them, of attention and recurrent layers, too. Default:
             `Weights(preset="cnn", vectors=True)`, every Linear and convolution weight.
 
     Raises:
@@ -55,25 +55,26 @@ class WeightClipping(StepMethod):
         """Select the weights and the biases of their layers."""
         weights = self.selection.select(model)
         fans = {view.parameter: math.prod(view.shape[1:]) for view in weights}
-        layers = [layer for layer in model.modules() if getattr(layer, "weight", None) in fans]
-        biases: dict[Tensor, int] = {
-            bias: fans[layer.weight]
-            for layer in layers  # an embedding whose weight is that of the head has no bias
-            if isinstance(bias := getattr(layer, "bias", None), nn.Parameter) and not why_not_trained(bias)
-        }
+        biases = [
+            (bias, part, fans[weight])
+            for layer in model.modules()
+            for name, weight in layer.named_parameters(recurse=False)
+            if weight in fans
+            for bias, part in biases_of(layer, name)
+        ]
         return _Clipping(weights, biases, self.bound)
 
 
 class _Clipping(Attached):
     """Weight clipping attached to a model."""
 
-    def __init__(self, weights: Sequence[WeightView], biases: Mapping[Tensor, int], bound: float):
-        self.weights, self.biases, self.bound = weights, biases, bound  # biases with the fan-in of their layers
+    def __init__(self, weights: Sequence[WeightView], biases: Sequence[tuple[Tensor, Any, int]], bound: float):
+        self.weights, self.bound = weights, bound
+        self.biases = biases  # each with an index of its part and the fan-in of this
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Clip the weights and biases, in place."""
-        limited = [(view.grid(), math.prod(view.shape[1:])) for view in self.weights]
-        limited += [(bias.detach(), fan_in) for bias, fan_in in self.biases.items()]
-        limits = [(tensor, self.bound / math.sqrt(fan_in)) for tensor, fan_in in limited]
-        Change(parts=[Write(tensor, ..., tensor.clamp(-limit, limit)) for tensor, limit in limits]).make()
+        limited = [(view.grid(), ..., math.prod(view.shape[1:])) for view in self.weights]
+        limits = [(tensor, part, self.bound / math.sqrt(fan_in)) for tensor, part, fan_in in [*limited, *self.biases]]
+        Change(parts=[Write(tensor, part, tensor[part].clamp(-limit, limit)) for tensor, part, limit in limits]).make()

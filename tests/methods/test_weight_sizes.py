@@ -62,6 +62,69 @@ def test_clipped_weights_are_those_of_a_loop_over_entries(bound):
     assert clipped > 20
 
 
+EVERY = Weights(preset="cnn", vectors=True, recurrent=True)
+IN_PROJECTIONS = {"in_proj_weight": 6, "in_proj_bias": 6, "bias_k": 6, "bias_v": 6}
+OUT_PROJECTION = {"out_proj.weight": 6, "out_proj.bias": 6}
+RECURRENT = {
+    f"{kind}_{of}_l{layer}": inputs
+    for layer, widths in enumerate([(3, 9), (9, 9)])
+    for kind in ("weight", "bias")
+    for of, inputs in zip(("ih", "hh"), widths, strict=True)
+}
+FAN_INS = {  # the number of inputs of each weight and bias
+    "attention": (lambda: nn.MultiheadAttention(6, 2, add_bias_kv=True), IN_PROJECTIONS | OUT_PROJECTION),
+    "attention without biases": (
+        lambda: nn.MultiheadAttention(6, 2, bias=False),
+        {"in_proj_weight": 6, "out_proj.weight": 6},
+    ),
+    "attention of other widths": (
+        lambda: nn.MultiheadAttention(6, 2, add_bias_kv=True, kdim=5, vdim=3),
+        {
+            **{"q_proj_weight": 6, "k_proj_weight": 5, "v_proj_weight": 3, "bias_k": 5, "bias_v": 3},
+            "in_proj_bias": [6] * 6 + [5] * 6 + [3] * 6,
+            **OUT_PROJECTION,
+        },
+    ),
+    "LSTM": (lambda: nn.LSTM(3, 9, num_layers=2), RECURRENT),
+    "GRU": (lambda: nn.GRU(3, 9, num_layers=2), RECURRENT),
+    "GRU cell": (lambda: nn.GRUCell(3, 9), {"weight_ih": 3, "bias_ih": 3, "weight_hh": 9, "bias_hh": 9}),
+    "LSTM with a projection": (
+        lambda: nn.LSTM(3, 9, proj_size=2),
+        {"weight_ih_l0": 3, "bias_ih_l0": 3, "weight_hh_l0": 2, "bias_hh_l0": 2, "weight_hr_l0": 9},
+    ),
+    "layer of one's own": (lambda: Product(4, 3, "b"), {"W": 4, "b": 4}),
+}
+
+
+@pytest.mark.parametrize("name", FAN_INS)
+def test_the_biases_of_every_kind_of_layer_are_clipped_as_their_weights(name):
+    make, fan_ins = FAN_INS[name]
+    model = make()
+    generator = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        p.data = torch.randn(p.shape, generator=generator)
+    before = state_of(model)
+    assert fan_ins.keys() == before.keys()
+    WeightClipping(0.5, EVERY).attach(model).after_step()
+    for key, value in model.state_dict().items():
+        numbers = fan_ins[key] if isinstance(fan_ins[key], list) else [fan_ins[key]] * value.numel()
+        pairs = zip(before[key].flatten().tolist(), numbers, strict=True)
+        expected = [max(min(old, 0.5 / math.sqrt(number)), -0.5 / math.sqrt(number)) for old, number in pairs]
+        torch.testing.assert_close(value.flatten(), torch.tensor(expected), rtol=1e-6, atol=0)
+        assert not torch.equal(value, before[key]), key
+
+
+def test_only_the_biases_of_selected_and_trained_weights_are_clipped():
+    attention = nn.MultiheadAttention(6, 2, kdim=5, vdim=3, add_bias_kv=True)
+    attention.bias_k.requires_grad_(False)
+    for p in attention.parameters():
+        p.data.fill_(2.0)
+    WeightClipping(where=Weights(preset="cnn", include=["k_proj"])).attach(attention).after_step()
+    assert attention.in_proj_bias.tolist() == pytest.approx([2.0] * 6 + [1 / math.sqrt(5)] * 6 + [2.0] * 6)
+    clipped = {name for name, p in attention.named_parameters() if p.min() < 2}
+    assert clipped == {"k_proj_weight", "in_proj_bias"}
+
+
 def test_the_weight_of_an_embedding_that_is_the_head_is_clipped():
     net = GPT(vocab_size=16, block_size=8, depth=1, heads=2, dim=8)
     net.lm_head.weight.data.fill_(100.0)  # the same parameter as that of the embedding
