@@ -26,6 +26,8 @@ Pruning = Literal["threshold", "proportional"]
 Redraw = Literal["resample", "mean"]
 State = Literal["keep", "touched"]
 
+_DRAWS = 4  # of which a single number in bfloat16 is random and always the same once in 16 million times
+
 
 @dataclass(frozen=True)
 class SelectiveWeightReinit(StepMethod):
@@ -43,8 +45,8 @@ class SelectiveWeightReinit(StepMethod):
         utility: `"gradient"`: |w · ∂L/∂w|. `"magnitude"`: |w|.
         pruning: `"threshold"`: the weights with at most `factor` times the mean utility of their parameter.
             `"proportional"`: the fraction `factor` of the weights of each parameter, those with the lowest utility.
-        redraw: `"resample"`: new values by `reset_parameters`. `"mean"`: the mean of its distribution: 0, or the
-            constant that it gives to all weights of a parameter, such as 1 for scales of normalization layers.
+        redraw: `"resample"`: new values by `reset_parameters`. `"mean"`: the mean of its distribution: 0, or, for a
+            parameter to which it always gives the same values, these, such as 1 for scales of normalization layers.
         where: The parameters to act on. Default: `Parameters()`, all.
         optimizer_state: `"keep"`, as the authors' code does; with `"touched"` the optimizer state of re-initialized
             weights is reset.
@@ -118,6 +120,7 @@ class _Reinitialization(Attached):
             self.layers += [(layer, own)] if own else []
             left -= set(own.values())  # a tied parameter counts for its first layer
         self.parameters = [p for _, own in self.layers for p in own.values()]
+        self.draws = 1 if method.redraw == "resample" else _DRAWS
         self.steps, self._gradients = 0, dict[Tensor, Tensor]()  # gradients of the current step
         self.number = torch.zeros((), dtype=torch.int64, device=self.parameters[0].device)  # of weights re-initialized
 
@@ -139,10 +142,10 @@ class _Reinitialization(Attached):
             chances, copies = random.Random(seed), self._copies()
             for index, (layer, own) in enumerate(self.layers):
                 chosen = {name: mask for name, p in own.items() if (mask := self._chosen(p, chances)) is not None}
-                drawn = drawn_by(layer, seed + index) if chosen else {}
+                draws = [drawn_by(layer, seed + index + draw) for draw in range(self.draws if chosen else 0)]
                 for name, mask in chosen.items():
                     number = number + mask.sum().to(number.device)
-                    new = drawn[name] if self.method.redraw == "resample" else _mean(drawn[name])
+                    new = _new([drawn[name] for drawn in draws])
                     for tensor in (own[name], *copies.get(own[name], ())):
                         parts += self._writes(tensor, mask, new)
         done = partial(vars(self).update, steps=steps, number=number, _gradients={})
@@ -196,6 +199,9 @@ class _Reinitialization(Attached):
         self.steps, self.number = state.get("steps", 0), torch.full_like(self.number, state.get("weights", 0))
 
 
-def _mean(draw: Tensor) -> Tensor:
-    """Mean of the distribution of a draw: the constant if all values are equal, otherwise 0."""
-    return torch.where((draw == draw.flatten()[:1]).all(), draw, torch.zeros_like(draw))
+def _new(draws: Sequence[Tensor]) -> Tensor:
+    """Return a draw, or of several the mean of their distribution: what all of them are if they are equal, else 0."""
+    first, *others = draws
+    for other in others:
+        first = torch.where((first == other).all(), first, 0.0)
+    return first

@@ -99,6 +99,44 @@ def test_a_fraction_of_a_weight_is_a_chance():
     assert attached.metrics()["weights"] / 400 == pytest.approx(0.75, abs=0.06)
 
 
+class Ramp(nn.Module):
+    """A layer whose initial values are known and not all equal."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3))
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        self.weight.data.copy_(torch.arange(3.0))
+
+
+LAYERS = {
+    "one bias": lambda: nn.Linear(5, 1),
+    "one weight": lambda: nn.Linear(1, 1),
+    "a convolution of one number": lambda: nn.Conv2d(1, 1, 1),
+    "a scale of one number": lambda: nn.LayerNorm(1),
+    "a number without a dimension": lambda: nn.PReLU(),
+    "known values": Ramp,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_mean_of_a_distribution_is_that_of_many_draws(name, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(LAYERS[name]().to(dtype))
+    layers = [LAYERS[name]() for _ in range(2000)]
+    means = [torch.stack(draws).mean(0) for draws in zip(*(layer.parameters() for layer in layers), strict=True)]
+    for seed in range(20):
+        attached = SelectiveWeightReinit(1.0, 1, "magnitude", "proportional", "mean", seed=seed).attach(model)
+        for p in model.parameters():
+            p.data.fill_(7)
+        attached.after_step()
+        for p, mean in zip(model.parameters(), means, strict=True):
+            torch.testing.assert_close(p.float(), mean, rtol=0, atol=0.06)
+
+
 def test_it_acts_behind_a_normalization_layer_and_leaves_other_weights_to_the_bit():
     method = SelectiveWeightReinit(0.3, every=12)
     before, (after, *_) = trained(SelectiveWeightReinit(0.3, every=99), "sgd")[0], trained(method, "sgd")
