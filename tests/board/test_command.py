@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from recipe_files import Unbuilt
 
 from lightning_fire.board import command
 from lightning_fire.board.row import Cell, read_row, write_row
 from lightning_fire.board.suite import FOLDER, SUITE, read_suite
 from lightning_fire.cli import main
-from lightning_fire.recipe.cli import RecipeCLI
 from lightning_fire.recipe.recipe import VANILLA
 
 MINE = """
@@ -268,13 +268,6 @@ def test_the_rule_is_the_same_for_all_methods():
 
 def _of_recipes(suite):
     return {method for task in suite.tasks.values() for method in task.recipe.methods}
-
-
-class Unbuilt(RecipeCLI):
-    """Reads and checks a recipe, and builds none of its objects."""
-
-    def instantiate_classes(self):
-        pass
 
 
 def distinct_tasks():

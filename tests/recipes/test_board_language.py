@@ -1,9 +1,15 @@
 """The language task of the board: it runs over its chunks with each method, and logs the number of the board."""
 
 import pytest
-from recipe_files import ROOT, acting, methods_of
+from jsonargparse import Namespace
+from recipe_files import ROOT, Unbuilt, acting, methods_of
+from small_training import trainer
+from two_texts import data
 
+from lightning_fire.board.suite import read_suite
 from lightning_fire.cli import main
+from lightning_fire.recipe.parser import METHOD_KEYS, callbacks_of
+from lightning_fire.when import Never
 
 PATH = ROOT / "board" / "language.yaml"
 WITHOUT = ("vanilla", "weight_decay", "infinite_schedule", "l2_er", "normalize_and_project")
@@ -35,6 +41,31 @@ def test_two_steps_of_each_chunk(short, method):
     assert sorted(filter(None, acted.values())) == [7] * EVENTS.get(method, 1)
     assert 0 < trainer.callback_metrics["probe/loss"] < 100
     assert 0 < trainer.callback_metrics["val/loss"] < 100
+
+
+SUITE = read_suite()
+RECIPE = SUITE.recipe_of(SUITE.tasks["language"])
+TINY = ["--model.init_args.net.init_args", "{vocab_size: 16, block_size: 8, depth: 1, heads: 2, dim: 8}"]
+TINY += ["--model.init_args.warmup", "0"]  # the rate of its first step is 0
+
+
+@pytest.fixture(scope="module")
+def parser():
+    return Unbuilt(RECIPE.words("vanilla"), run=False).parser
+
+
+@pytest.mark.parametrize("method", RECIPE.methods)
+def test_every_method_of_the_board_acts_on_a_tiny_gpt(parser, method):
+    """A step, new data, and one more."""
+    parsed = parser.parse_args([*RECIPE.words(method), *TINY])
+    built = parser.instantiate(Namespace({key: parsed[key] for key in ("model", *METHOD_KEYS)}))
+    callbacks = callbacks_of(*(built[key] for key in METHOD_KEYS))
+    training = trainer(*callbacks, max_epochs=2, limit_val_batches=0)
+    training.fit(built.model, datamodule=data(epochs=1, steps_per_epoch=1, batch_size=2))
+    assert training.global_step == 2 and all(p.isfinite().all() for p in built.model.parameters())
+    with_events = [c for c in callbacks if hasattr(c, "num_events") and not isinstance(c.when, Never)]
+    assert [callback.num_events for callback in with_events] == [1] * len(with_events)
+    assert built.model.net.lm_head.weight is built.model.net.transformer.wte.weight
 
 
 def test_without_the_text_the_error_says_what_to_do(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 import yaml
 from image_files import write_cifar10, write_cifar100, write_fashion_mnist, write_tiny_imagenet
 from jsonargparse import Namespace
-from recipe_files import EVERY, ROOT, acting, arguments_of, diagonal, methods_of, name_of
+from recipe_files import EVERY, ROOT, Unbuilt, acting, arguments_of, diagonal, methods_of, name_of
 
 import lightning_fire.data
 from lightning_fire.cli import main
@@ -71,13 +71,6 @@ def test_every_recipe_starts_with_its_source_its_command_and_what_to_expect(path
     assert text.startswith("# ")
     assert re.search(f"#   lightning-fire (compare|fit) {name_of(path)}", text)
     assert "# Expected:" in text
-
-
-class Unbuilt(RecipeCLI):
-    """Reads and checks a recipe, and builds none of its objects."""
-
-    def instantiate_classes(self):
-        pass
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,19 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, Trainer
 
+from lightning_fire.recipe.cli import RecipeCLI
 from lightning_fire.recipe.recipe import SHIPPED, find_recipe, shipped_recipes
 
 ROOT = SHIPPED
 EVERY = [path for name in shipped_recipes() if "train" not in find_recipe(path := ROOT / f"{name}.yaml").base]
 """All recipes of models and data; those of functions have tests of their own."""
+
+
+class Unbuilt(RecipeCLI):
+    """Reads and checks a recipe, and builds none of its objects."""
+
+    def instantiate_classes(self):
+        pass
 
 
 def methods_of(path: Path) -> list[str]:
