@@ -53,7 +53,7 @@ def holds(
 def _trained_again(
     method: str, cell: Cell, source: str, suite: Suite, task: Task, output: Path, engine: Engine, until: float
 ) -> tuple[str, bool]:
-    """Return what to tell about a cell, and whether it agrees."""
+    """Train the first seeds of a cell again; return a sentence about the differences, and whether the cell agrees."""
     layer = merged(suite.recipe_of(task).methods.get(method, {}), as_config(dict(cell.setting)))
     task = replace(task, recipe=replace(task.recipe, methods={**task.recipe.methods, method: layer}), space={})
     again = replace(suite, seeds=list(cell.values)[:CHECKED], space={})
