@@ -19,7 +19,7 @@ from lightning_fire.methods.base.penalty import Penalty, PenaltyMethod, views_of
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.transfers import sent
 from lightning_fire.where import Weights, WeightView
-from lightning_fire.where.trained import why_not_trained
+from lightning_fire.where.layers import biases_of
 
 _FIRST_ITERATIONS = 10
 
@@ -125,10 +125,11 @@ def _first_vector(view: WeightView) -> Tensor:
 
 def _biases_beside(model: nn.Module, weights: set[Parameter]) -> dict[str, Parameter]:
     """Return the trainable biases of the layers that hold one of some weights, by name."""
-    return {
-        f"{path}.{name}" if path else name: parameter
-        for path, layer in model.named_modules()
-        if not weights.isdisjoint(layer.parameters(recurse=False))
+    beside = {
+        bias
+        for layer in model.modules()
         for name, parameter in layer.named_parameters(recurse=False)
-        if name.endswith("bias") and parameter.ndim == 1 and not why_not_trained(parameter)
+        if parameter in weights
+        for bias, _ in biases_of(layer, name)
     }
+    return {name: parameter for name, parameter in model.named_parameters() if parameter in beside}

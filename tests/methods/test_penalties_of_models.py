@@ -143,18 +143,21 @@ def test_spectral_regularization_is_on_the_trained_biases_of_its_weights():
             "norm": nn.LayerNorm(3),
             "scaled": Scaled(3, 3),
             "none": nn.Linear(3, 3, bias=False),
-            "attention": nn.MultiheadAttention(4, 2),
+            "attention": nn.MultiheadAttention(4, 2, add_bias_kv=True),
+            "recurrent": nn.GRU(3, 3),
         }
     )
     net["frozen_bias"].bias.requires_grad_(False)
     net["frozen_weight"].weight.requires_grad_(False)
-    found = SpectralRegularization(strength=1.0).attach(net).parameters
+    where = Weights(preset="cnn", vectors=True, recurrent=True)
+    found = SpectralRegularization(strength=1.0, where=where).attach(net).parameters
     expected = {"plain.weight", "plain.bias", "frozen_bias.weight", "scaled.weight", "scaled.bias", "none.weight"}
-    attention = {"attention.in_proj_weight", "attention.in_proj_bias"}
+    attention = {f"attention.{name}" for name in ("in_proj_weight", "in_proj_bias", "bias_k", "bias_v")}
+    recurrent = {f"recurrent.{kind}_{way}_l0" for kind in ("weight", "bias") for way in ("ih", "hh")}
     output = {"attention.out_proj.weight", "attention.out_proj.bias"}
     parameters = dict(net.named_parameters())
     assert {id(parameter) for parameter in found.values()} == {
-        id(parameters[name]) for name in expected | attention | output
+        id(parameters[name]) for name in expected | attention | recurrent | output
     }
 
 
