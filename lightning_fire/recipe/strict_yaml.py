@@ -7,7 +7,6 @@ from typing import Any
 
 import yaml
 
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C it takes a tenth of the time
 _MERGE = "tag:yaml.org,2002:merge"  # the key <<
 _MOST = 10_000  # the largest recipe has 500 values; jsonargparse takes time for each value behind an alias
 
@@ -34,7 +33,7 @@ def require_unambiguous(text: str) -> None:
         ...line 1, column 12...
     """
     try:
-        _leaves(yaml.compose(text, Loader=_LOADER), count())
+        _leaves(yaml.compose(text, Loader=yaml.SafeLoader), count())
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply, or an alias refers to a node that contains it") from None
 
