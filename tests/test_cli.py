@@ -376,6 +376,15 @@ def test_help_and_version_do_not_import_torch(word):
     assert result.stdout.strip() == version if word == "--version" else "fit quick_start --method fire" in result.stdout
 
 
+@pytest.mark.parametrize("command", ["compare", "sweep", "board"])
+def test_help_of_commands_over_recipes_does_not_import_torch(command):
+    """It takes a second, with torch several."""
+    code = "import sys; from lightning_fire.cli import main\ntry:\n    main([sys.argv[1], '--help'])\nfinally:\n"
+    code += "    assert not {'torch', 'lightning', 'pandas', 'matplotlib'} & set(sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, check=False)
+    assert result.returncode == 0 and f"usage: lightning-fire {command}" in result.stdout, result.stderr
+
+
 def test_select_prints_its_usage(capsys):
     for words, code in ((["--help"], 0), ([], 2)):
         with pytest.raises(SystemExit) as leaving:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,10 +19,12 @@ from lightning_fire.board.row import Cell
 from lightning_fire.board.suite import Suite, Task
 from lightning_fire.experiments.compare import train_and_read, with_monitor
 from lightning_fire.experiments.engines import Engine
-from lightning_fire.experiments.report import ComparisonReport
 from lightning_fire.experiments.runs import PROGRESS, SETTINGS, Run, at_work_in, merged, plan
 from lightning_fire.experiments.sweep import Sweep, as_config
 from lightning_fire.recipe.recipe import VANILLA, Recipe
+
+if TYPE_CHECKING:
+    from lightning_fire.experiments.report import ComparisonReport
 
 FULL_RESET = "full_reset"  # scratch: training from scratch at each change
 REFERENCES = VANILLA, FULL_RESET
@@ -112,7 +114,9 @@ def _tuned(
     return Tuned(merged(layer, as_config(sweep.settings[best])), sweep.settings[best], tried)
 
 
-def _cell(task: Task, recipe: Recipe, method: str, report: ComparisonReport, runs: Sequence[Run], tuned: Tuned) -> Cell:
+def _cell(
+    task: Task, recipe: Recipe, method: str, report: "ComparisonReport", runs: Sequence[Run], tuned: Tuned
+) -> Cell:
     values, vanilla, scratch = (
         {seed: float(f"{value:.6g}") for seed, value in report.of("", name, task.measure).items()}
         for name in (method, *REFERENCES)

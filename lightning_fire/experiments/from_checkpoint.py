@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_fire.checkpoints.earlier_training import digest_of, read_earlier_training
 from lightning_fire.experiments.runs import Run, merged
 from lightning_fire.recipe.recipe import SCRATCH, VANILLA, Recipe
 
@@ -37,6 +36,8 @@ def from_checkpoint(runs: Sequence[Run], path: Path) -> list[Run]:
         ValueError: If the file is not a checkpoint that can be read.
         OSError: If it does not exist, or cannot be read.
     """
+    from lightning_fire.checkpoints.earlier_training import digest_of, read_earlier_training
+
     read_earlier_training(path)  # raises an error before anything is trained
     given = {"path": str(path.resolve()), "sha256": digest_of(path)}  # part of the fingerprint of a run
 
