@@ -116,8 +116,9 @@ def _used_by(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, type):
         yield from (("base", base) for base in value.__bases__ if _is_own(value))
         for name, one in vars(value).items() if _is_own(value) else ():
-            special = name.startswith("__") and not (_is_own(one) or isinstance(one, _WRAPPERS))
-            if not special and not _is_generated(one, value):
+            code = one.__func__ if isinstance(one, staticmethod | classmethod) else one
+            special = name[0] == name[-1] == "_" and not (_is_own(code) or isinstance(code, _WRAPPERS))
+            if not special and name != "__annotate_func__" and not _is_generated(code, value):
                 yield name, one
     elif isinstance(value, FunctionType) and _is_own(value):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
@@ -214,6 +215,8 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def _shown(value: Any) -> str:
     """Return the `repr` of a value without memory addresses; for data its type and shape."""
+    if isinstance(value, type):  # versions of a package move classes between its modules
+        return f"{value.__module__.partition('.')[0]}.{value.__qualname__}"
     if hasattr(value, "shape"):
         return f"{type(value).__qualname__} of shape {value.shape}"
     if isinstance(value, dict | list | tuple | set | frozenset):

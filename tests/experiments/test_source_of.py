@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import subprocess
 import sys
 
@@ -180,6 +181,37 @@ def test_generated_methods_are_left_out(folder):
     """Their code is that of one version of Python, and of Python's next not the same."""
     told = source_of(run(folder, LATE).Settings)
     assert told.startswith("@dataclass\nclass Settings:") and "__init__" not in told and "__eq__" not in told
+
+
+KINDS = """
+import enum
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+
+class Mode(enum.IntFlag):
+    one = 1
+
+
+class Size(NamedTuple):
+    width: int = 1
+
+
+class Acts(Protocol):
+    def __annotate_func__(self):  # Python 3.14 adds one to each class with annotations
+        return 2
+
+
+def train():
+    return Mode.one, Size(), Acts, Path
+"""
+
+
+def test_what_python_adds_to_classes_is_left_out(folder):
+    told = source_of(run(folder, KINDS).train).splitlines()
+    values = [line for line in told if line not in KINDS.splitlines()]
+    assert not [line for line in values if re.match(r"_[a-z]\w+_ = |Size.__new__", line)], values
+    assert told.count("        return 2") == 1 and "base = enum.IntFlag" in told and "Path = pathlib.Path" in told
 
 
 def test_a_change_of_what_is_not_used_is_none(folder):
