@@ -173,7 +173,10 @@ def _imported_by(function: FunctionType) -> Iterator[tuple[str, str]]:
 def _is_generated(thing: Any, kind: type) -> bool:
     """Return whether a member was made from the text of its class, as in dataclasses: its code differs by Python."""
     made = isinstance(thing, FunctionType) and thing.__code__.co_filename == "<string>"
-    return made and Path(inspect.getfile(kind)).is_file()
+    try:
+        return made and Path(inspect.getfile(kind)).is_file()
+    except OSError:  # a class typed at a prompt
+        return False
 
 
 def _is_own(thing: Any) -> bool:

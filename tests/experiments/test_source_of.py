@@ -256,6 +256,18 @@ def test_code_without_source_is_known_by_its_code(text, tmp_path):
     assert one == again != two
 
 
+def test_a_dataclass_typed_at_a_prompt_is_known_by_its_methods():
+    code = (
+        "from dataclasses import dataclass\nfrom lightning_fire.experiments.source_of import source_of\n"
+        "@dataclass\nclass Size:\n    width: int = 1\nprint(source_of(lambda: Size()))"
+    )
+    found = [
+        subprocess.run([sys.executable, "-c", of], capture_output=True, text=True).stdout
+        for of in (code, code.replace("= 1", "= 2"), code)
+    ]
+    assert found[0] == found[2] != found[1] and "Size.__init__" in found[0]
+
+
 def test_a_name_that_is_not_yet_assigned_is_left_out():
     def train():
         return found
