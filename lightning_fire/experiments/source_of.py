@@ -204,8 +204,8 @@ def _source(thing: Any) -> str:
 
 
 def _names(code: CodeType) -> list[str]:
-    """Return the names of globals and attributes in code and in functions inside of it."""
-    return [name for one in _codes(code) for name in one.co_names]
+    """Return the names of globals and attributes in code and in functions inside of it, without those as `__file__`."""
+    return [name for one in _codes(code) for name in one.co_names if not re.fullmatch("__.*__", name)]
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -220,6 +220,8 @@ def _shown(value: Any) -> str:
     """Return the `repr` of a value without memory addresses; for data its type and shape."""
     if isinstance(value, type):  # versions of a package move classes between its modules
         return f"{value.__module__.partition('.')[0]}.{value.__qualname__}"
+    if isinstance(value, ModuleType):
+        return value.__name__
     if hasattr(value, "shape"):
         return f"{type(value).__qualname__} of shape {value.shape}"
     if isinstance(value, dict | list | tuple | set | frozenset):

@@ -228,6 +228,29 @@ def test_it_is_the_same_in_another_process(folder):
     assert found.stdout == f"{before}\n"
 
 
+PLACES = """
+from pandas import DataFrame
+
+
+def made():
+    import numpy
+
+    def train(module=numpy):
+        return numpy, DataFrame, __file__
+
+    return train
+
+
+train = made()
+"""
+
+
+def test_it_has_no_places_of_files_or_of_memory(folder):
+    told = source_of(run(folder, PLACES).train)
+    assert "numpy = numpy\n" in f"{told}\n" and "DataFrame = pandas.DataFrame" in told
+    assert "/" not in told and "0x" not in told
+
+
 def test_functions_inside_of_functions_partials_and_methods():
     def made(lr, depth):
         def build():
