@@ -10,17 +10,17 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import cache, cached_property, partial, partialmethod
 from pathlib import Path
 from tokenize import TokenError
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 _INSTALLED = Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1]
-_WRAPPERS = partial, MethodType, property, staticmethod, classmethod, type(cache(len))
+_WRAPPERS = partial, partialmethod, MethodType, property, cached_property, staticmethod, classmethod, type(cache(len))
 _CONTAINERS = dict, list, tuple, set, frozenset
 _HIDING: Any = object.__repr__  # shows no attributes
-_INSIDE = "func", "args", "keywords", "fget", "__func__", "__self__", "__wrapped__"
+_INSIDE = "func", "args", "keywords", "fget", "fset", "__func__", "__self__", "__wrapped__"
 
 
 def source_of(thing: Any) -> str:
@@ -111,6 +111,8 @@ def _defines(file: Path, name: str) -> bool:
 
 def _used_by(value: Any) -> Iterator[tuple[str, Any]]:
     """Iterate over the objects that a function, class or object uses, by name."""
+    if _is_own(type(value)):
+        yield "class", type(value)
     if isinstance(value, _WRAPPERS):
         yield from ((name, getattr(value, name)) for name in _INSIDE if hasattr(value, name))
     elif isinstance(value, type):
@@ -135,7 +137,6 @@ def _used_by(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, _CONTAINERS):
         yield from _code_in(value)
     elif _is_own(type(value)):
-        yield "class", type(value)
         attributes = getattr(value, "__dict__", {})
         yield from attributes.items() if type(value).__repr__ is _HIDING else _code_in(attributes)
 
@@ -143,12 +144,12 @@ def _used_by(value: Any) -> Iterator[tuple[str, Any]]:
 def _code_in(container: Any) -> Iterator[tuple[str, Any]]:
     """Iterate over callables and objects of the user's classes in nested containers."""
     inner = sorted(container, key=_shown) if isinstance(container, set | frozenset) else container
-    values = list(inner.values() if isinstance(inner, dict) else inner)
+    values = [*inner, *(inner.values() if isinstance(inner, dict) else ())]
     own = {kind for kind in set(map(type, values)) if _is_own(kind)}  # once for each: there may be many numbers
     for one in values:
-        if isinstance(one, _CONTAINERS):
+        if type(one) not in own and isinstance(one, _CONTAINERS):
             yield from _code_in(one)
-        elif callable(one) or type(one) in own:
+        elif type(one) in own or callable(one):
             yield "item", one
 
 

@@ -132,6 +132,8 @@ def test_a_change_in_a_file_beside_it_is_seen(folder, old, new):
 
 LATE = """
 from dataclasses import dataclass
+from functools import cached_property, partialmethod
+from typing import NamedTuple
 
 
 @dataclass
@@ -147,18 +149,63 @@ class Member:
         return 1
 
 
-table = {"nested": [(Member(), Settings())], "set": {len}}
+class Pair(NamedTuple):
+    first: int = 1
+
+    def both(self):
+        return 3
+
+
+class Options(dict):
+    def all(self):
+        return 4
+
+
+class Key:
+    def of(self):
+        return 5
+
+
+class Made(type):
+    def __call__(cls):
+        return 6
+
+
+class Lazy(metaclass=Made):
+    @cached_property
+    def late(self):
+        return seven()
+
+    part = partialmethod(lambda self, value: eight(), 1)
+    late_too = property(None, lambda self, value: nine())
+
+
+def seven():
+    return 7
+
+
+def eight():
+    return 8
+
+
+def nine():
+    return 9
+
+
+table = {"nested": [(Member(), Settings()), Options()], "set": {len}, Key(): 0, "kind": Lazy}
+pair = Pair()
 
 
 def train():
     import late_of_source
     from below_of_source import deep
 
-    return table, late_of_source, deep
+    return table, pair, late_of_source, deep
 """
 LATE_CHANGES = [
     ("script.py", "return 1", "return 2"),
     ("script.py", "return self.width", "return 2 * self.width"),
+    *(("script.py", f"return {number}", f"return 1{number}") for number in range(3, 10)),
     ("late_of_source.py", "1 / 0", "2 / 0"),
     ("below_of_source/deep.py", "size = 1", "size = 2"),
 ]
