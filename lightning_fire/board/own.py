@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from lightning_fire.board.row import Row
-from lightning_fire.experiments.source_of import importing_from_here, source_of
+from lightning_fire.experiments.source_of import importing_from_here, own_code
 from lightning_fire.experiments.sweep import checked_space
 from lightning_fire.recipe.recipe import check_name
 
@@ -22,20 +22,18 @@ class OwnMethod:
     """A method in a file of the current folder.
 
     Attributes:
-        kind: Its class.
         name: Its own `name`, or that of the class as `snake_case`.
         layer: Configuration that it adds to a recipe.
         space: The values of each hyper-parameter that is tuned.
     """
 
-    kind: type
     name: str
     layer: Mapping[str, Any]
     space: Mapping[str, Any]
 
     def source(self) -> str:
         """Return the SHA-256 of its current code."""
-        return hashlib.sha256(source_of(self.kind).encode()).hexdigest()
+        return hashlib.sha256(own_code(self.layer).encode()).hexdigest()
 
 
 def read_own(word: str) -> OwnMethod:
@@ -67,7 +65,7 @@ def read_own(word: str) -> OwnMethod:
         raise ValueError(f"{word} cannot be made from its search_space and defaults: {error}") from None
     own_name = str(vars(kind).get("name", re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()))
     check_name(own_name)
-    return OwnMethod(kind, own_name, {"method": {"class_path": f"{Path(file).stem}.{name}"}}, space)
+    return OwnMethod(own_name, {"method": {"class_path": f"{Path(file).stem}.{name}"}}, space)
 
 
 def word_of(row: Row) -> str:

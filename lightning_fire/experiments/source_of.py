@@ -3,12 +3,14 @@
 import dis
 import importlib.util
 import inspect
+import json
 import os
 import pkgutil
 import re
+import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property, partial, partialmethod
 from pathlib import Path
@@ -20,6 +22,14 @@ _INSTALLED = Path(sysconfig.get_path("stdlib")), Path(__file__).parents[1]
 _WRAPPERS = partial, partialmethod, MethodType, property, cached_property, staticmethod, classmethod, type(cache(len))
 _CONTAINERS = dict, list, tuple, set, frozenset
 _HIDING: Any = object.__repr__  # shows no attributes
+_READ = dict[Path, int]()  # files of the user, and when they were changed
+_ANEW = """
+import json, sys
+output, sys.stdout = sys.stdout, sys.stderr  # the user's modules may print
+from lightning_fire.experiments import source_of
+source = source_of.own_code(sys.argv[1])
+json.dump([source, {str(file): time for file, time in source_of._READ.items()}], output)
+"""
 _INSIDE = "func", "args", "keywords", "fget", "fset", "__func__", "__self__", "__wrapped__"
 
 
@@ -75,15 +85,36 @@ def _own_source(name: str) -> str:
     try:
         with importing_from_here():
             file = _file_of(module)
-            return _source_in(name, file, file.stat().st_mtime_ns) if file and _defines(file, last) else ""
+            changed = tuple((one, now) for one, then in _READ.items() if (now := _changed_at(one)) != then)
+            return _source_in(name, changed) if file and _defines(file, last) else ""
     except Exception:  # the module is the user's, and may raise anything
         return ""
 
 
 @cache
-def _source_in(name: str, file: Path, changed: int) -> str:
-    """Return the source of what a name in a file stands for: once, as a training may change global values."""
-    return source_of(pkgutil.resolve_name(name))
+def _source_in(name: str, changed: Sequence[tuple[Path, int]]) -> str:
+    """Return the source of what a name stands for: once, as a training may change global values.
+
+    A new process finds it if files have changed: this one has imported the earlier ones.
+    """
+    if changed:
+        words = [sys.executable, "-c", _ANEW, name]
+        path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        source, read = json.loads(subprocess.run(words, stdout=subprocess.PIPE, env=path, check=True).stdout)
+        for file, time in read.items():
+            _READ.setdefault(Path(file), time)
+        return str(source)
+    source = source_of(pkgutil.resolve_name(name))
+    files = (getattr(module, "__file__", None) for key, module in list(sys.modules.items()) if key != "__main__")
+    for file in {Path(file) for file in files if file}:
+        if not _is_installed(file):
+            _READ.setdefault(file, _changed_at(file))
+    return source
+
+
+def _changed_at(file: Path) -> int:
+    """Return the time at which a file was changed; 0 if it does not exist."""
+    return file.stat().st_mtime_ns if file.is_file() else 0
 
 
 def _file_of(module: str) -> Path | None:
@@ -168,6 +199,7 @@ def _imported_by(function: FunctionType) -> Iterator[tuple[str, str]]:
                     every = [name, *(f"{name}.{one}" for one in names.argval or ())]
                     for module, file in ((module, _file_of(module)) for module in every):
                         if file:
+                            _READ.setdefault(file, _changed_at(file))
                             yield f"import {module}", file.read_text(encoding="utf-8")
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -378,3 +379,25 @@ def test_the_code_of_a_configuration_is_that_of_the_users_classes_and_functions(
     nothing = "train.csv", "broken.Broken", "torch.optim.Adam", "lightning_fire.FIRE", "no.such", "mine_own", "a b", ""
     assert [own_code(name) for name in nothing] == [""] * len(nothing)
     assert str(tmp_path) not in sys.path
+
+
+NOW = {
+    "mine_of_now.py": "from below_of_now import build\n\nprint(0)\nsteps = 1\n\n\nclass Mine:\n    def act(self):\n"
+    "        import late_of_now\n\n        return build(), steps, late_of_now\n",
+    "below_of_now.py": "def build():\n    return 1\n",
+    "late_of_now.py": "size = 1\n",
+}
+
+
+@pytest.mark.parametrize("name", NOW)
+def test_the_code_of_a_configuration_is_that_of_now_not_that_of_the_first_import(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    files = {file.replace("now", name[:-3]): text.replace("now", name[:-3]) for file, text in NOW.items()}
+    for file, text in files.items():
+        Path(file).write_text(text)
+    changing, config = name.replace("now", name[:-3]), f"mine_of_{name[:-3]}.Mine"
+    before = own_code(config)
+    Path(changing).write_text(f"\n\n{files[changing]}\n\nclass More:\n    pass\n")
+    assert (own_code(config) == before) == (not name.startswith("late"))  # of which the whole text counts
+    Path(changing).write_text(files[changing].replace("= 1", "= 22").replace("return 1", "return 22"))
+    assert "22" in own_code(config) and "22" not in before
