@@ -27,7 +27,7 @@ class TimeIsUpError(Exception):
 
 def train(runs: Sequence[Run], engine: Engine, minutes: float | None = None) -> dict[Run, str]:
     """Train unfinished runs, under one progress bar; return the reasons of failed runs."""
-    for run in runs:
+    for run in (*runs, *(run.start for run in runs if run.start is not None)):
         _ = run.code  # that of now, with which all of them are trained
     if outdated := [run.name for run in runs if run.is_outdated()]:
         print(f"trained before with other settings or code, training again: {', '.join(outdated)}")
@@ -138,12 +138,12 @@ def _hopeless(runs: Sequence[Run], ended: Sequence[Run], outcome: Mapping[Run, s
 
 def _prepared(run: Run, outcome: Mapping[Run, str | None]) -> Run:
     """Make the folder of a run; return the run, without its start if that start has failed."""
+    if run.has_new_code():
+        raise ValueError("its code has changed since this command began: give the command again")
     if failed := run.start is not None and outcome.get(run.start):
         if run.branch:
             raise ValueError(f"{run.start.name}: {failed}")
         run = replace(run, start=None)
-    if run.has_new_code():
-        raise ValueError("its code has changed since this command began: give the command again")
     if run.folder.exists() and any(run.folder.iterdir()) and not (run.folder / SETTINGS).is_file():
         raise FileExistsError(
             f"{run.folder} holds files that are not of an earlier comparison; choose another --output"

@@ -839,19 +839,23 @@ def test_a_run_whose_code_changes_before_it_begins_is_not_trained(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     Path("changing_code.py").write_text("class Mine:\n    steps = 1\n")
     config = {"method": {"class_path": "changing_code.Mine"}}
-    run, plain = (Run("mine", seed, tmp_path / str(seed), [of]) for seed, of in enumerate([config, {"method": {}}]))
-    assert "steps = 1" in run.code and not plain.code
-    Path("changing_code.py").write_text("class Mine:\n    steps = 22\n")
+    starts = [Run("start", seed, tmp_path / f"start{seed}", [config]) for seed in range(2)]
+    runs = [Run("mine", start.seed, tmp_path / str(start.seed), [config], start=start) for start in starts]
+    plain, begun = Run("plain", 0, tmp_path / "plain", [{"method": {}}]), []
+    assert not plain.code
 
-    class Nothing:
+    class Changing:
         limit = 1
 
         def begin(self, runs):
-            raise AssertionError(runs)
+            begun.extend(runs)
+            Path("changing_code.py").write_text("class Mine:\n    steps = 22\n")
+            return [SimpleNamespace(ended=lambda: True, failure=lambda: "no")]
 
-    outcome = runner.execute([run], Nothing())
-    assert outcome[run] == "its code has changed since this command began: give the command again"
-    assert not run.folder.exists() and not plain.has_new_code()
+    outcome = runner.train(runs, Changing())
+    assert begun == starts[:1] and "steps = 1" in runs[0].code
+    assert set(outcome.values()) == {"its code has changed since this command began: give the command again"}
+    assert not runs[0].folder.exists() and not plain.has_new_code()
 
 
 def test_recipes_of_one_name_have_folders_of_their_own(tmp_path):
