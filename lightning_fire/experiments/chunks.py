@@ -152,12 +152,12 @@ class ChunkedRun:
         ends = [chunk[-1:] for chunk in every]
         target = np.nan if reference is None else reference.last_in_chunk(reference.metric)[-1]
         known = len(self.at_new_data) == len(before)
-        drops = self._metric.gain(before) - self._metric.gain(self.at_new_data) if known else []
+        drops = [self._metric.gain(end - new) for end, new in zip(ends, self.at_new_data, strict=False) if known]
         online = next((curves[metric.key][1] for metric in ONLINE if metric.key in curves), NOTHING[1])
         fifth = self.fifth
         dormant = self.last_in_chunk(self.curve(DORMANT))
         return {
-            "after_event": mean(self.at_new_data),
+            "after_event": _mean_of_all(self.at_new_data),
             "final": at_end[-1],
             "average": _mean_of_all(*ends),
             "first_epoch_after": _mean_of_all(*(chunk[:1] for chunk in later)),
@@ -166,7 +166,7 @@ class ChunkedRun:
             **{name: mean(values) for name, values in self.deviations().items()},
             "sfe": mean(of_events(curves, "sfe_normalized")),
             **{name: mean(of_events(curves, name)) for name in ("lambda_max_before", "lambda_max_after")},
-            "drop": mean(drops),
+            "drop": _mean_of_all(*drops),
             "recovery": mean([self.epochs_to(*pair) for pair in zip(before, every[1:], strict=True)]),
             "units_reset": units_reset(curves),
             "online_first": _mean_of_all(online[:fifth]),

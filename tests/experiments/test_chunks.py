@@ -28,15 +28,20 @@ def test_epochs_to_a_value(target, values, expected):
     assert epochs_to(target, values) == epochs_to(-target, [-value for value in values], mode="min") == expected
 
 
-@pytest.mark.parametrize("measure", ["final", "average", "area", "first_epoch_after", "online_last"])
+@pytest.mark.parametrize(
+    "measure", ["final", "average", "area", "first_epoch_after", "online_last", "after_event", "drop"]
+)
 def test_a_metric_that_becomes_nan_is_not_averaged_away(measure):
-    steps, values = HISTORY["val/accuracy"]
-    online = "train/online_accuracy"
-    lost = np.where(steps >= steps[len(steps) // 2], math.nan, values)
-    run, diverged = (
-        ChunkedRun(HISTORY | {"val/accuracy": (steps, of), online: (steps, of)}, Metric()) for of in (values, lost)
-    )
-    assert math.isfinite(run.measures(None)[measure]) and math.isnan(diverged.measures(None)[measure])
+    chunks, ends = series(*((10 * chunk, chunk) for chunk in range(4))), np.arange(9, 40, 10)
+
+    def of_run(lost):
+        values, new = np.where(ends >= lost, math.nan, 0.5), np.where(ends[:-1] >= lost, math.nan, 0.25)
+        curves = {"val/accuracy": (ends, values), "train/online_accuracy": (ends, values)}
+        return ChunkedRun(
+            {"plasticity/chunk": chunks, "val/accuracy_at_new_data": (ends[:-1] + 1, new), **curves}, Metric()
+        )
+
+    assert math.isfinite(of_run(math.inf).measures(None)[measure]) and math.isnan(of_run(25).measures(None)[measure])
 
 
 # --- where chunks begin and end ---
