@@ -60,11 +60,10 @@ def _trained_again(
     now = measured(again, task, [method], output, engine, until).get(method)
     if now is None:
         return "it could not be trained", False
-    before = {method: cell.values, VANILLA: cell.vanilla, FULL_RESET: cell.scratch}
-    after = {method: now.values, VANILLA: now.vanilla, FULL_RESET: now.scratch}
+    pairs = (cell.values, now.values), (cell.vanilla, now.vanilla), (cell.scratch, now.scratch)
     told, agree = [], True
-    for name, values in before.items():
-        distance = max(_distance(values.get(seed, math.inf), after[name][seed]) for seed in again.seeds)
+    for name, (values, after) in zip((method, VANILLA, FULL_RESET), pairs, strict=True):
+        distance = max(_distance(values.get(seed, math.inf), after[seed]) for seed in again.seeds)
         spread = _spread(values)
         agree &= distance <= max(spread, EQUAL)
         if math.isinf(distance):

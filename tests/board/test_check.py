@@ -1,0 +1,29 @@
+"""What the check of a row compares, and what it cannot check."""
+
+from pathlib import Path
+
+import pytest
+from board_rows import SUITE, row
+
+from lightning_fire.board import check
+
+SAME = [0.5 + seed / 100 for seed in range(10)]
+
+
+@pytest.fixture
+def holds(monkeypatch):
+    """Check a row whose training again gives `SAME`."""
+
+    def measured(suite, task, methods, *rest):
+        numbers = [SAME[seed] for seed in suite.seeds]
+        return {method: row(method, task=[numbers] * 3).cells["task"] for method in methods}
+
+    monkeypatch.setattr(check, "measured", measured)
+    return lambda of: check.holds(of, "", SUITE, list(of.cells), Path(), None)
+
+
+@pytest.mark.parametrize("method", ["vanilla", "full_reset", "fire"])
+@pytest.mark.parametrize("wrong", range(3))
+def test_all_three_numbers_of_a_cell_are_compared(holds, method, wrong):
+    assert holds(row(method, random_labels=[SAME] * 3))
+    assert not holds(row(method, random_labels=[[x + (i == wrong) for x in SAME] for i in range(3)]))
