@@ -43,7 +43,9 @@ def holds(
         told, same = "the row has no cell", False
         if task is None:
             told = f"not checked: there is no such task in {suite.path}"
-        elif cell is not None:
+        elif reason := suite.reason_against(task, row.method):
+            told = f"not checked: {reason}"
+        elif cell is not None and cell.values:
             told, same = _trained_again(row.method, cell, source, suite, task, output, engine, until)
         print(f"{name}: {told}", flush=True)
         agree &= same

@@ -72,6 +72,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
         if not words:
             raise ValueError(f"name a method, FILE.py:CLASS or one of {', '.join(suite.names)}")
         suite, methods = _with_own(suite, words)
+        if row and row.method not in methods:
+            raise ValueError(f"{options.check}: {words[0]} is {', '.join(methods)}, not {row.method}")
         sources = {name: own.source() for name, own in methods.items() if own}
         names = options.tasks or list(row.cells if row else suite.tasks)
         engine = engine_for(next(iter(suite.tasks.values())).recipe, options, options.output)

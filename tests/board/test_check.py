@@ -27,3 +27,11 @@ def holds(monkeypatch):
 def test_all_three_numbers_of_a_cell_are_compared(holds, method, wrong):
     assert holds(row(method, random_labels=[SAME] * 3))
     assert not holds(row(method, random_labels=[[x + (i == wrong) for x in SAME] for i in range(3)]))
+
+
+def test_a_method_that_the_task_does_not_take_and_a_cell_without_seeds_are_not_checked(holds, capsys):
+    (name, task) = next((name, task) for name, task in SUITE.tasks.items() if task.left_out)
+    method, reason = next(iter(task.left_out.items()))
+    assert not holds(row(method, **{name: [SAME] * 3}))
+    assert f"{name}: not checked: {reason}" in capsys.readouterr().out
+    assert not holds(row("fire", random_labels=[[]] * 3))

@@ -10,7 +10,7 @@ import yaml
 from recipe_files import Unbuilt
 
 from lightning_fire.board import command
-from lightning_fire.board.row import Cell, read_row, write_row
+from lightning_fire.board.row import Cell, Row, read_row, write_row
 from lightning_fire.board.suite import FOLDER, SUITE, read_suite
 from lightning_fire.cli import main
 from lightning_fire.recipe.recipe import VANILLA
@@ -233,6 +233,12 @@ def test_an_error_says_what_to_give(folder, capsys, words, told):
 def test_a_name_of_the_board_is_not_taken_twice(folder, capsys):
     Path("again.py").write_text(MINE.replace('"halve"', '"fire"'))
     assert "again.py:Halve: there is a method fire already, give" in refused(capsys, "again.py:Halve")
+
+
+def test_the_row_of_a_class_with_another_name_is_not_checked(folder, capsys):
+    cell = Cell({0: 0.5}, {}, {}, {}, {}, [], 1.0, "", source="0")
+    write_row(Path("row.json"), Row("old", {"method": {"class_path": "mine.Halve"}}, {"random_labels": cell}))
+    assert "row.json: mine.py:Halve is halve, not old" in refused(capsys, "--check", "row.json")
 
 
 def test_a_file_that_fails_says_so(folder, capsys):
