@@ -62,14 +62,16 @@ def measured(
         recipe = replace(recipe, methods={**recipe.methods, **{name: of.layer for name, of in tuned.items()}})
         runs = with_monitor(plan(recipe, [VANILLA, *{FULL_RESET: 0} | dict.fromkeys(tuned)], suite.seeds, folder))
         report, _ = train_and_read(runs, engine, VANILLA, _options(suite, task, until))
-    cells = dict[str, Cell]()
-    for method in tuned:
-        every = {name: {} if report is None else report.of("", name, task.measure) for name in (method, *REFERENCES)}
-        lacking = [f"{name} seed {seed}" for name, of in every.items() for seed in suite.seeds if seed not in of]
-        if report is None or lacking:
-            print(f"{task.name}: {method} is left out, without {', '.join(lacking)}", flush=True)
-        else:
-            cells[method] = _cell(task, recipe, method, report, runs, tuned[method])
+        cells = dict[str, Cell]()
+        for method in tuned:
+            every = {
+                name: {} if report is None else report.of("", name, task.measure) for name in (method, *REFERENCES)
+            }
+            lacking = [f"{name} seed {seed}" for name, of in every.items() for seed in suite.seeds if seed not in of]
+            if report is None or lacking:
+                print(f"{task.name}: {method} is left out, without {', '.join(lacking)}", flush=True)
+            else:
+                cells[method] = _cell(task, recipe, method, report, runs, tuned[method])
     return cells
 
 

@@ -1,0 +1,30 @@
+"""Two commands that share a folder."""
+
+import fcntl
+import os
+
+import pytest
+from board_rows import SUITE
+
+from lightning_fire.board import measured as module
+
+
+class Report:
+    """Of finished runs, all with the same number."""
+
+    def of(self, start, method, measure):
+        return dict.fromkeys(SUITE.seeds, 0.5)
+
+
+def test_a_cell_is_read_before_another_command_may_train_its_runs_again(tmp_path, monkeypatch):
+    def cell(*rest):
+        handle = os.open(tmp_path / "random_labels", os.O_RDONLY)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(handle)
+        return "cell"
+
+    monkeypatch.setattr(module, "train_and_read", lambda *rest: (Report(), []))
+    monkeypatch.setattr(module, "_cell", cell)
+    task = SUITE.tasks["random_labels"]
+    assert module.measured(SUITE, task, ["vanilla"], tmp_path, None) == {"vanilla": "cell"}
