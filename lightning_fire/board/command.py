@@ -123,7 +123,7 @@ def _with_own(suite: Suite, words: Sequence[str]) -> tuple[Suite, dict[str, OwnM
 def _keep(output: Path, method: str, task: str, cell: Cell, suite: Suite) -> None:
     """Write a cell into the row of its method, keeping the cells of other tasks."""
     path = output / "rows" / f"{method}.json"
-    with at_work_in(path.parent, wait=True):
+    with at_work_in(path.parent, until=math.inf):
         every = {**(read_row(path).cells if path.is_file() else {}), task: cell}
         order = [*(name for name in suite.tasks if name in every), *(name for name in every if name not in suite.tasks)]
         write_row(path, Row(method, suite.methods.get(method, {}), {name: every[name] for name in order}))

@@ -50,7 +50,7 @@ def measured(
     """
     folder, recipe = output / task.name, suite.recipe_of(task)
     tuned = dict[str, Tuned]()
-    with at_work_in(folder, wait=True):
+    with at_work_in(folder, until=until):
         for method in methods:
             found = _tuned(suite, task, recipe, folder, engine, _options(suite, task, until, method))
             if found is None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -202,11 +203,11 @@ def epochs_and_steps_of(checkpoint: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def at_work_in(folder: Path, alone: bool = True, wait: bool = False) -> Iterator[None]:
+def at_work_in(folder: Path, alone: bool = True, until: float = 0.0) -> Iterator[None]:
     """Context manager: hold a lock on a folder, if the system has locks.
 
-    The lock is exclusive if `alone`, otherwise shared. If the folder is locked, it waits with `wait`, and raises a
-    SystemExit without.
+    The lock is exclusive if `alone`, otherwise shared. If the folder is locked until this time of `time.monotonic`, it
+    raises a SystemExit.
     """
     try:
         import fcntl
@@ -216,17 +217,21 @@ def at_work_in(folder: Path, alone: bool = True, wait: bool = False) -> Iterator
     except (ImportError, OSError):  # Windows has no such locks; the runs report errors of the folder
         yield
         return
+    lock, told = fcntl.LOCK_EX if alone else fcntl.LOCK_SH, False
     try:
         try:
-            lock = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
-            try:
-                fcntl.flock(handle, lock | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not wait:
-                    told = f"another comparison is at work in {folder}: wait, or choose another --output"
-                    raise SystemExit(told) from None
-                print(f"waiting for another command at work in {folder}", flush=True)
-                fcntl.flock(handle, lock)
+            while True:
+                try:
+                    fcntl.flock(handle, lock | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= until:
+                        reason = f"another comparison is at work in {folder}: wait, or choose another --output"
+                        raise SystemExit(reason) from None
+                    if not told:
+                        print(f"waiting for another command at work in {folder}", flush=True)
+                    told = True
+                    time.sleep(0.2)
         except OSError:  # a file system without locks
             pass
         yield

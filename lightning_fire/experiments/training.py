@@ -1,6 +1,7 @@
 """One training of a comparison, in its own process: prepared, continued, marked as finished."""
 
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -33,7 +34,7 @@ def perform(run: Run, fit: Callable[[Sequence[str]], int | str | None]) -> int |
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     marker, begun, last = (run.folder / name for name in (MARKER, "begun.json", "last.ckpt"))
-    with at_work_in(run.folder, wait=True):
+    with at_work_in(run.folder, until=math.inf):
         if run.is_finished():
             return None
         settings = run.settings()
