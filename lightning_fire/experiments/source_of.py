@@ -55,7 +55,7 @@ def source_of(thing: Any) -> str:
             seen[name, id(value)] = value  # kept alive, so that no other object gets its id
             told.append(_source(value) if _is_own(value) else f"{name} = {_shown(value)}")
             waiting += _used_by(value)
-    return "\n".join([told[0], *sorted(told[1:])])  # versions of Python list names in different orders
+    return "\n".join([told[0], *sorted(set(told[1:]))])  # versions of Python list names in different orders
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def _used_by(value: Any) -> Iterator[tuple[str, Any]]:
                     yield name, found
                 elif _is_own(found) and not any(vars(found) is scope for scope in scopes):
                     scopes.append(vars(found))
-        yield from _imported_by(value)
+        yield from _imported_by(value.__code__, value.__globals__.get("__package__") or "", set())
     elif isinstance(value, _CONTAINERS):
         yield from _code_in(value)
     elif _is_own(type(value)):
@@ -184,23 +184,24 @@ def _code_in(container: Any) -> Iterator[tuple[str, Any]]:
             yield "item", one
 
 
-def _imported_by(function: FunctionType) -> Iterator[tuple[str, str]]:
-    """Iterate over the names and texts of the user's modules that a function imports when it is called.
+def _imported_by(code: CodeType, package: str, seen: set[Path]) -> Iterator[tuple[str, str]]:
+    """Iterate over the names and texts of the user's modules that code imports, and of those that they import.
 
     They are not imported here, which would run them.
     """
-    package = function.__globals__.get("__package__") or ""
-    for code in _codes(function.__code__):
-        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
+    for one in _codes(code):
+        steps = [step for step in dis.get_instructions(one) if step.opname != "EXTENDED_ARG"]
         for level, names, step in zip(steps, steps[1:], steps[2:], strict=False):
             if step.opname == "IMPORT_NAME":
-                with suppress(ImportError, ValueError, OSError):  # the function itself reports it
+                with suppress(ImportError, ValueError, OSError, SyntaxError):  # the code itself reports it
                     name = importlib.util.resolve_name("." * level.argval + step.argval, package)
-                    every = [name, *(f"{name}.{one}" for one in names.argval or ())]
-                    for module, file in ((module, _file_of(module)) for module in every):
-                        if file:
+                    for module in (name, *(f"{name}.{one}" for one in names.argval or ())):
+                        if (file := _file_of(module)) and file not in seen:
+                            seen.add(file)
                             _READ.setdefault(file, _changed_at(file))
-                            yield f"import {module}", file.read_text(encoding="utf-8")
+                            yield f"import {module}", (text := file.read_text(encoding="utf-8"))
+                            inside = module if file.name == "__init__.py" else module.rpartition(".")[0]
+                            yield from _imported_by(compile(text, file, "exec"), inside, seen)
 
 
 def _is_generated(thing: Any, kind: type) -> bool:

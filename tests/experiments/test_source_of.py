@@ -209,12 +209,18 @@ LATE_CHANGES = [
     *(("script.py", f"return {number}", f"return 1{number}") for number in range(3, 10)),
     ("late_of_source.py", "1 / 0", "2 / 0"),
     ("below_of_source/deep.py", "size = 1", "size = 2"),
+    ("below_of_source/beside.py", "width = 1", "width = 2"),
 ]
 
 
 @pytest.mark.parametrize(("name", "old", "new"), LATE_CHANGES, ids=[f"{name}, {old}" for name, old, _ in LATE_CHANGES])
 def test_a_change_in_containers_or_in_modules_imported_at_the_call_is_seen(folder, name, old, new):
-    files = {"late_of_source.py": "1 / 0\n", "below_of_source/__init__.py": "", "below_of_source/deep.py": "size = 1\n"}
+    files = {
+        "late_of_source.py": "1 / 0\n",
+        "below_of_source/__init__.py": "",
+        "below_of_source/deep.py": "from . import beside\n\nsize = 1\n",
+    }
+    files["below_of_source/beside.py"] = "import below_of_source.deep, no_such_module\n\nwidth = 1\n"
     (folder / "below_of_source").mkdir()
     for path, text in files.items():
         (folder / path).write_text(text)
