@@ -261,4 +261,4 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict | list | tuple | set | frozenset):
         parts = [*map(_shown, value.items() if isinstance(value, dict) else value)]
         return str(sorted(parts) if isinstance(value, set | frozenset) else parts)
-    return re.sub(" at 0x[0-9a-f]+", "", repr(value))
+    return re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))
