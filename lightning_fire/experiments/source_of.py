@@ -23,7 +23,7 @@ _WRAPPERS = partial, partialmethod, MethodType, property, cached_property, stati
 _CONTAINERS = dict, list, tuple, set, frozenset
 _HIDING: Any = object.__repr__  # shows no attributes
 _READ = dict[Path, int]()  # files of the user, and when they were changed
-_ANEW = """
+_IN_NEW_PROCESS = """
 import json, sys
 output, sys.stdout = sys.stdout, sys.stderr  # the user's modules may print
 from lightning_fire.experiments import source_of
@@ -98,7 +98,7 @@ def _source_in(name: str, changed: Sequence[tuple[Path, int]]) -> str:
     A new process finds it if files have changed: this one has imported the earlier ones.
     """
     if changed:
-        words = [sys.executable, "-c", _ANEW, name]
+        words = [sys.executable, "-c", _IN_NEW_PROCESS, name]
         path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         source, read = json.loads(subprocess.run(words, stdout=subprocess.PIPE, env=path, check=True).stdout)
         for file, time in read.items():
