@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from lightning_fire.functional import (
     bias_gradient,
@@ -19,7 +18,7 @@ from lightning_fire.methods.base.penalty import Penalty, PenaltyMethod, views_of
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.transfers import sent
 from lightning_fire.where import Weights, WeightView
-from lightning_fire.where.layers import biases_of
+from lightning_fire.where.layers import biases_beside
 
 _FIRST_ITERATIONS = 10
 
@@ -78,7 +77,9 @@ class _SpectralPenalty(Penalty):
     def __init__(self, model: nn.Module, strength: float, where: Weights):
         self._views = views_of_weights(model, where)
         weights = {name: views[0].parameter for name, views in self._views.items()}
-        super().__init__(weights | _biases_beside(model, set(weights.values())), strength)
+        biases = {bias for _, bias, _ in biases_beside(model, set(weights.values()))}
+        beside = {name: parameter for name, parameter in model.named_parameters() if parameter in biases}
+        super().__init__(weights | beside, strength)
         self.vectors = {view.name: _first_vector(view) for views in self._views.values() for view in views}
 
     def penalty_of(self, name: str, weight: Tensor) -> Tensor:
@@ -121,15 +122,3 @@ def _first_vector(view: WeightView) -> Tensor:
     for _ in range(_FIRST_ITERATIONS):
         vector = power_iteration(matrix, vector, view.groups)
     return vector
-
-
-def _biases_beside(model: nn.Module, weights: set[Parameter]) -> dict[str, Parameter]:
-    """Return the trainable biases of the layers that hold one of some weights, by name."""
-    beside = {
-        bias
-        for layer in model.modules()
-        for name, parameter in layer.named_parameters(recurse=False)
-        if parameter in weights
-        for bias, _ in biases_of(layer, name)
-    }
-    return {name: parameter for name, parameter in model.named_parameters() if parameter in beside}

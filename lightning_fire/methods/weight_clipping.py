@@ -13,7 +13,7 @@ from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where import Weights, WeightView
-from lightning_fire.where.layers import biases_of
+from lightning_fire.where.layers import biases_beside
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,7 @@ class WeightClipping(StepMethod):
         """Select the weights and the biases of their layers."""
         weights = self.selection.select(model)
         fans = {view.parameter: math.prod(view.shape[1:]) for view in weights}
-        biases = [
-            (bias, part, fans[weight])
-            for layer in model.modules()
-            for name, weight in layer.named_parameters(recurse=False)
-            if weight in fans
-            for bias, part in biases_of(layer, name)
-        ]
+        biases = [(bias, part, fans[weight]) for weight, bias, part in biases_beside(model, fans)]
         return _Clipping(weights, biases, self.bound)
 
 

@@ -1,7 +1,7 @@
 """Candidates of a model for a selection: Linear, convolution and attention weights."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -113,6 +113,16 @@ def biases_of(layer: nn.Module, weight: str) -> list[tuple[nn.Parameter, Any]]:
     parts.pop(weight, None)
     own = dict(nn.Module.named_parameters(layer, recurse=False))
     return [(own[name], part) for name, part in parts.items() if name in own and not why_not_trained(own[name])]
+
+
+def biases_beside(
+    model: nn.Module, weights: Container[nn.Parameter]
+) -> Iterator[tuple[nn.Parameter, nn.Parameter, Any]]:
+    """Iterate over some weights of a model with each of their trained biases and the index of its part."""
+    for layer in model.modules():
+        for name, weight in nn.Module.named_parameters(layer, recurse=False):
+            if weight in weights:
+                yield from ((weight, bias, part) for bias, part in biases_of(layer, name))
 
 
 def _sharing_memory(named: Mapping[str, nn.Parameter]) -> dict[str, str]:
