@@ -64,14 +64,13 @@ def measured(
         report, _ = train_and_read(runs, engine, VANILLA, _options(suite, task, until))
         cells = dict[str, Cell]()
         for method in tuned:
-            every = {
-                name: {} if report is None else report.of("", name, task.measure) for name in (method, *REFERENCES)
-            }
-            lacking = [f"{name} seed {seed}" for name, of in every.items() for seed in suite.seeds if seed not in of]
+            every = [{} if report is None else report.of("", name, task.measure) for name in (method, *REFERENCES)]
+            named = zip((method, *REFERENCES), every, strict=True)
+            lacking = [f"{name} seed {seed}" for name, of in named for seed in suite.seeds if seed not in of]
             if report is None or lacking:
                 print(f"{task.name}: {method} is left out, without {', '.join(lacking)}", flush=True)
             else:
-                cells[method] = _cell(task, recipe, method, report, runs, tuned[method])
+                cells[method] = _cell(task, method, report, every, runs, tuned[method])
     return cells
 
 
@@ -117,12 +116,15 @@ def _tuned(
 
 
 def _cell(
-    task: Task, recipe: Recipe, method: str, report: "ComparisonReport", runs: Sequence[Run], tuned: Tuned
+    task: Task,
+    method: str,
+    report: "ComparisonReport",
+    results: Sequence[Mapping[int, float]],
+    runs: Sequence[Run],
+    tuned: Tuned,
 ) -> Cell:
-    values, vanilla, scratch = (
-        {seed: float(f"{value:.6g}") for seed, value in report.of("", name, task.measure).items()}
-        for name in (method, *REFERENCES)
-    )
+    """Return the cell of a method, from the results of it, of vanilla and of the full reset by seed."""
+    values, vanilla, scratch = ({seed: float(f"{value:.6g}") for seed, value in of.items()} for of in results)
     own = [run for run in runs if run.method == method]
     layers = json.dumps([task.recipe.base, tuned.layer], sort_keys=True)
     return Cell(
