@@ -79,13 +79,14 @@ def parser():
 
 
 def distinct(paths: list[Path]) -> list[tuple[Path, str]]:
-    """Return pairs of recipe and method, the first of those that change networks of one class in the same way."""
+    """Return pairs of recipe and method: of methods that are set alike the first, for each class that they set, too."""
     found: dict[tuple[str, ...], tuple[Path, str]] = {}
     for path in paths:
         recipe = find_recipe(path)
         classes = re.findall(r"class_path: ([\w.]+)", yaml.safe_dump(recipe.base.get("model")))
         for method in methods_of(path):
-            found.setdefault((recipe.words(method)[-1], *classes), (path, method))
+            words = recipe.words(method)[-1]
+            found.setdefault((words, *(classes if "model" in words else ())), (path, method))
     assert {path for path, _ in found.values()} == set(paths)
     return list(found.values())
 

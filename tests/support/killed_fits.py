@@ -1,8 +1,9 @@
 """Trainings with schedulers, averages and early stopping that are killed again and again, in two libraries.
 
-What the libraries by themselves do not resume exactly is left out. In Lightning: dropout, StochasticWeightAveraging,
-schedulers by epoch after a checkpoint at the last batch of one, and a checkpoint between two steps of accumulated
-gradients. In Hugging Face: dropout in one of fifteen resumed trainings, and incomplete checkpoints.
+Left out is what the libraries by themselves do not resume exactly. In Lightning: dropout, StochasticWeightAveraging, a
+checkpoint between two steps of accumulated gradients, and after one at the last batch of an epoch schedulers by epoch
+and what EarlyStopping counts (the validation that follows is skipped). In Hugging Face: dropout in one of
+fifteen resumed trainings, and incomplete checkpoints.
 """
 
 import json
@@ -69,7 +70,11 @@ def lightning(callbacks: Callable[[], list], module: Callable[[], Scheduled], fo
     run = trainer(*callbacks(), save, logger=False, **options)
     run.fit(network, data, **resumed_from("last", weights_only=False))
     schedulers = [config.scheduler.state_dict() for config in run.lr_scheduler_configs]
-    kept = {type(one).__name__: one.state_dict() for one in run.callbacks if one is not save}
+    kept = {
+        type(one).__name__: one.state_dict()
+        for one in run.callbacks
+        if not isinstance(one, ModelCheckpoint | EarlyStopping)
+    }
     optimizers = [optimizer.state_dict() for optimizer in run.optimizers]
     return {"weights": network.state_dict(), "optimizers": optimizers, "schedulers": schedulers, "callbacks": kept}
 
