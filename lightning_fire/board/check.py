@@ -81,10 +81,10 @@ def _trained_again(
 
 
 def _distance(before: float, after: float) -> float:
-    """Return the distance of two results; 0 if both have diverged, Inf if one has."""
-    if math.isnan(before) or math.isnan(after):
-        return 0.0 if math.isnan(before) and math.isnan(after) else math.inf
-    return abs(before - after)
+    """Return the distance of two results; 0 if both have diverged (NaN or Inf), Inf if one has."""
+    if math.isfinite(before) and math.isfinite(after):
+        return abs(before - after)
+    return math.inf if math.isfinite(before) or math.isfinite(after) else 0.0
 
 
 def _spread(values: Values) -> float:

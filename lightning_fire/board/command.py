@@ -60,7 +60,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Row]:
-    """Run the command; return the rows in its folder, by method."""
+    """Run the command; return the rows in its folder, by method.
+
+    Raises:
+        SystemExit: If a method could not be trained on a task that takes it, or a row does not hold.
+    """
     options = parser().parse_args(args)
     until = math.inf if options.max_minutes is None else time.monotonic() + 60 * options.max_minutes
     try:
@@ -76,6 +80,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
             raise ValueError(f"{options.check}: {words[0]} is {', '.join(methods)}, not {row.method}")
         sources = {name: own.source() for name, own in methods.items() if own}
         names = options.tasks or list(row.cells if row else suite.tasks)
+        if not row:
+            read_rows(options.output / "rows")  # an error in them comes before the first run
         engine = engine_for(next(iter(suite.tasks.values())).recipe, options, options.output)
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
@@ -83,6 +89,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
         if row:
             source = sources.get(row.method, "")
             raise SystemExit(not holds(row, source, suite, names, options.output / "check", engine, until))
+        lacking = []
         for name in names:
             task = suite.tasks[name]
             against = {method: suite.reason_against(task, method) for method in methods}
@@ -96,9 +103,12 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
                 if own and own.source() != sources[method]:
                     raise SystemExit(f"the code of {method} has changed since this command began: give it again")
                 _keep(options.output, method, name, replace(cell, source=sources.get(method, "")), suite)
+            lacking += [f"{method} on {name}" for method in can if method not in cells]
             print(f"{name}: {', '.join(cells) or 'nothing was trained'}", flush=True)
     rows = read_rows(options.output / "rows")
     print(f"\n{table(rows, suite)}\n\nrows: {options.output / 'rows'}")
+    if lacking:
+        raise SystemExit(f"without a result, for reasons given above: {', '.join(lacking)}")
     return rows
 
 

@@ -69,10 +69,17 @@ def read_own(word: str) -> OwnMethod:
 
 
 def word_of(row: Row) -> str:
-    """Return the command-line name of the method of a row."""
+    """Return the command-line name of the method of a row.
+
+    Raises:
+        ValueError: If the row does not name the class of a method of the user's own.
+    """
     if not any(cell.source for cell in row.cells.values()):
         return row.method
-    module, _, kind = row.config["method"]["class_path"].rpartition(".")
+    try:
+        module, _, kind = row.config["method"]["class_path"].rpartition(".")
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"the row of {row.method} has no config.method.class_path: {row.config}") from None
     return f"{module}.py:{kind}"
 
 

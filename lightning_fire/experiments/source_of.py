@@ -251,7 +251,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _shown(value: Any) -> str:
-    """Return the `repr` of a value without memory addresses; for data its type and shape."""
+    """Return the `repr` of a value without memory addresses and the current folder; for data its type and shape."""
     if isinstance(value, type):  # versions of a package move classes between its modules
         return f"{value.__module__.partition('.')[0]}.{value.__qualname__}"
     if isinstance(value, ModuleType):
@@ -261,4 +261,4 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict | list | tuple | set | frozenset):
         parts = [*map(_shown, value.items() if isinstance(value, dict) else value)]
         return str(sorted(parts) if isinstance(value, set | frozenset) else parts)
-    return re.sub(" at 0x[0-9a-fA-F]+", "", repr(value))
+    return re.sub(" at 0x[0-9a-fA-F]+", "", repr(value)).replace(repr(os.getcwd())[1:-1], ".")

@@ -1,5 +1,6 @@
 """What the check of a row compares, and what it cannot check."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def holds(monkeypatch):
 def test_all_three_numbers_of_a_cell_are_compared(holds, method, wrong):
     assert holds(row(method, random_labels=[SAME] * 3))
     assert not holds(row(method, random_labels=[[x + (i == wrong) for x in SAME] for i in range(3)]))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "distance"), [(0.5, 0.25, 0.25), (math.nan, math.inf, 0), (0.5, math.inf, math.inf)]
+)
+def test_runs_that_diverged_agree_however_they_did(before, after, distance):
+    assert check._distance(before, after) == check._distance(after, before) == distance
 
 
 def test_a_method_that_the_task_does_not_take_and_a_cell_without_seeds_are_not_checked(holds, capsys):

@@ -10,7 +10,7 @@ import yaml
 from recipe_files import Unbuilt
 
 from lightning_fire.board import command
-from lightning_fire.board.row import Cell, Row, read_row, write_row
+from lightning_fire.board.row import Cell, Row, read_row, read_rows, write_row
 from lightning_fire.board.suite import FOLDER, SUITE, read_suite
 from lightning_fire.cli import main
 from lightning_fire.recipe.recipe import VANILLA
@@ -159,18 +159,22 @@ def test_a_task_that_cannot_be_trained_says_why_once_and_the_others_are(folder, 
     rule["tasks"] = {"language": {**rule["tasks"]["random_labels"], "metric": "probe/loss"}, **rule["tasks"]}
     Path("suite/suite.yaml").write_text(yaml.safe_dump(rule))
     Path("suite/language.yaml").write_text((FOLDER / "language.yaml").read_text())  # no data/text/kjv.txt here
-    rows = board("fire")
+    with pytest.raises(SystemExit, match="without a result, for reasons given above: fire on language$"):
+        board("fire")
     told = capsys.readouterr().out
     assert 1 <= told.count("data/text/kjv.txt does not exist: put the King James text there") <= 4
-    assert "language: nothing was trained" in told and list(rows["fire"].cells) == ["random_labels"]
+    assert "language: nothing was trained" in told
+    assert list(read_row(Path("out/rows/fire.json")).cells) == ["random_labels"]
 
 
 @pytest.mark.slow
 def test_a_method_without_a_result_for_each_seed_is_left_out(folder, capsys):
-    rows = board("mine.py:Untunable", "mine.py:Unlucky", "vanilla")
+    with pytest.raises(SystemExit, match="untunable on random_labels, unlucky on random_labels$"):
+        board("mine.py:Untunable", "mine.py:Unlucky", "vanilla")
     told = capsys.readouterr().out
     assert "random_labels: no setting of untunable could be trained, so that it is left out" in told
     assert "random_labels: unlucky is left out, without unlucky seed 1\n" in told
+    rows = read_rows(Path("out/rows"))
     assert list(rows) == ["vanilla"] and sorted(rows["vanilla"].cells["random_labels"].values) == [0, 1, 2]
 
 
@@ -239,6 +243,20 @@ def test_the_row_of_a_class_with_another_name_is_not_checked(folder, capsys):
     cell = Cell({0: 0.5}, {}, {}, {}, {}, [], 1.0, "", source="0")
     write_row(Path("row.json"), Row("old", {"method": {"class_path": "mine.Halve"}}, {"random_labels": cell}))
     assert "row.json: mine.py:Halve is halve, not old" in refused(capsys, "--check", "row.json")
+
+
+@pytest.mark.parametrize("config", [{}, 3, {"method": ["mine.Halve"]}])
+def test_a_row_that_does_not_name_its_class_is_not_checked(folder, capsys, config):
+    cell = Cell({0: 0.5}, {}, {}, {}, {}, [], 1.0, "", source="0")
+    write_row(Path("row.json"), Row("halve", config, {"random_labels": cell}))
+    assert "the row of halve has no config.method.class_path" in refused(capsys, "--check", "row.json")
+
+
+def test_another_file_among_the_rows_is_named_before_the_first_run(folder, capsys):
+    Path("out/rows").mkdir(parents=True)
+    Path("out/rows/notes.json").write_text("{}")
+    assert "out/rows/notes.json is not a row of the board" in refused(capsys, "fire")
+    assert not Path("out/random_labels").exists()
 
 
 def test_a_file_that_fails_says_so(folder, capsys):

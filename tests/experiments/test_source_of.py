@@ -283,7 +283,13 @@ def test_it_is_the_same_in_another_process(folder):
 
 
 PLACES = """
+import os
+from pathlib import Path
+
 from pandas import DataFrame
+
+HERE = Path(__file__).parent / "data"
+LIST = [os.path.dirname(__file__)]
 
 
 class OnWindows:
@@ -298,7 +304,7 @@ def made():
     import numpy
 
     def train(module=numpy):
-        return numpy, DataFrame, value, __file__
+        return numpy, DataFrame, value, HERE, LIST, __file__
 
     return train
 
@@ -307,10 +313,11 @@ train = made()
 """
 
 
-def test_it_has_no_places_of_files_or_of_memory(folder):
+def test_it_has_no_places_of_files_or_of_memory(folder, monkeypatch):
+    monkeypatch.chdir(folder)
     told = source_of(run(folder, PLACES).train)
     assert {"numpy = numpy", "DataFrame = pandas.DataFrame", "value = <OnWindows>"} <= set(told.splitlines())
-    assert "/" not in told and "0x" not in told
+    assert str(folder) not in told and "0x" not in told
 
 
 def test_functions_inside_of_functions_partials_and_methods():
