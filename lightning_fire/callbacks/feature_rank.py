@@ -13,7 +13,6 @@ from lightning_fire.callbacks.probing.side_effects import as_written, without_si
 from lightning_fire.functional.checks import at_least
 from lightning_fire.messages import inform
 from lightning_fire.methods.base.unit_reset import units_in_words, units_shown_later
-from lightning_fire.methods.rank_ascent import check
 from lightning_fire.when import Clock, Horizon
 from lightning_fire.where import HiddenUnits
 from lightning_fire.where.argument import checked
@@ -41,7 +40,7 @@ class FeatureRank(MethodCallback):
 
     def __init__(self, lr: float, every_n_batches: int = 10, start_chunk: int = 0, where: HiddenUnits | None = None):
         super().__init__(start_chunk)
-        check(lr)
+        at_least(0, whole=False, lr=lr)
         at_least(1, every_n_batches=every_n_batches)
         self.lr, self.every_n_batches = lr, every_n_batches
         self.where = checked(where, HiddenUnits())

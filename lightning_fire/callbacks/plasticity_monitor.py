@@ -112,9 +112,6 @@ class PlasticityMonitor(MethodCallback):
         if self._chosen:
             self.where.select(pl_module)  # raises before training if nothing matches
 
-    def show_selection(self, pl_module: LightningModule) -> str:
-        return ""  # it changes nothing
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._began, self._seconds, self._gradients = time.perf_counter(), 0.0, {}

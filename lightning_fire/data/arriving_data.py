@@ -124,7 +124,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
                 self._train_loader[1].load_state_dict(self._position)
         loader = self._train_loader[1]
         if self.trainer is not None:
-            loader.epoch_sampler.set_epoch(self._epoch)
+            loader.sampler.set_epoch(self._epoch)
             begin_next_epoch(self.trainer)
         return loader
 

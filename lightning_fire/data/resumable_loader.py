@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -72,6 +72,7 @@ class ResumableLoader(DataLoader[Any]):
     """
 
     dataset: Any
+    sampler: Any  # an EpochSampler
 
     def __init__(
         self,
@@ -98,24 +99,19 @@ class ResumableLoader(DataLoader[Any]):
         self._position = (-1, 0)  # epoch, number of batches handed out in it
         self._resume_from = (-1, 0)
 
-    @property
-    def epoch_sampler(self) -> EpochSampler:
-        """Sampler of the order."""
-        return cast(EpochSampler, self.sampler)
-
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # A generator: nothing is drawn before the first batch is requested. Lightning calls `iter` before it sets the
         # epoch, and a callback may read a few batches in between.
-        epoch = self.epoch_sampler.epoch
+        epoch = self.sampler.epoch
         start = self._resume_from[1] if self._resume_from[0] == epoch else 0
-        self.epoch_sampler.skip = start * self.samples_per_batch
-        self.generator.manual_seed(self.epoch_sampler.seed + epoch)
+        self.sampler.skip = start * self.samples_per_batch
+        self.generator.manual_seed(self.sampler.seed + epoch)
         for batches_done, batch in enumerate(super().__iter__(), start + 1):
             self._position = (epoch, batches_done)
             yield batch
 
     def __len__(self) -> int:
-        return num_batches(len(self.dataset), self.samples_per_batch, self.epoch_sampler.num_replicas)
+        return num_batches(len(self.dataset), self.samples_per_batch, self.sampler.num_replicas)
 
     def state_dict(self) -> dict[str, int]:
         """State: the epoch and the number of batches handed out in it; Lightning puts it into the checkpoint."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -22,6 +22,14 @@ def at_least(least: float, whole: bool = True, **arguments: Any) -> None:
             raise ValueError(f"`{name}` must be a {kind} of at least {least}, got {value!r}")
         if not float(value) >= least:
             raise ValueError(f"`{name}` must be at least {least}, got {value}")
+
+
+def one_of(options: Any, **arguments: object) -> None:
+    """Raise a ValueError unless each argument is one of the options, at least two, of a `Literal`."""
+    *others, last = map(repr, get_args(options))
+    for name, value in arguments.items():
+        if value not in get_args(options):
+            raise ValueError(f"`{name}` must be {', '.join(others)} or {last}, got {value!r}")
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:

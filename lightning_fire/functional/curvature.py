@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fire.functional.checks import full_precision
+from lightning_fire.functional.checks import at_least, full_precision
 
 Product = Callable[[Tensor], Tensor]
 
@@ -59,8 +59,7 @@ def largest_eigenvalue(
         raise ValueError(f"`start` must have shape (n,) with n of at least 1, got {tuple(start.shape)}")
     if tolerance <= 0:
         raise ValueError(f"`tolerance` must be above 0, got {tolerance}")
-    if max_products < 1:
-        raise ValueError(f"`max_products` must be at least 1, got {max_products}")
+    at_least(1, max_products=max_products)
     length = start.norm()
     if not 0 < (norm := length.item()) < torch.inf:
         raise ValueError(f"`start` must be finite and not 0, got one of norm {norm}")

@@ -5,7 +5,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_fire.functional.checks import full_precision, precise
+from lightning_fire.functional.checks import full_precision, one_of, precise
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz, unit_norm
 
 MuonScale = Literal["original", "match_rms_adamw"]
@@ -32,11 +32,7 @@ def muon_direction(momentum: Tensor, steps: int = 5, scale: MuonScale = "origina
         tensor([0.7000, 1.1000])
     """
     rows, columns = momentum.shape[-2:]
-    if scale == "original":
-        factor = math.sqrt(max(1.0, rows / columns))
-    elif scale == "match_rms_adamw":
-        factor = 0.2 * math.sqrt(max(rows, columns))
-    else:
-        raise ValueError(f"`scale` must be 'original' or 'match_rms_adamw', got {scale!r}")
+    one_of(MuonScale, scale=scale)
+    factor = math.sqrt(max(1.0, rows / columns)) if scale == "original" else 0.2 * math.sqrt(max(rows, columns))
     x = unit_norm(precise(momentum))
     return (factor * newton_schulz(x, steps, COEFFICIENTS["muon"])).to(momentum.dtype)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_fire.functional.checks import precise
+from lightning_fire.functional.checks import at_least, precise
 from lightning_fire.functional.metrics import sfe
 
 
@@ -40,12 +40,10 @@ def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: f
         tensor([64, 63,  1])
     """
     spread = _spread(dfi)
-    if rank < 0:
-        raise ValueError(f"`rank` must be at least 0, got {rank}")
+    at_least(0, rank=rank)
     if not 0 < delta < 1:
         raise ValueError(f"`delta` must be in (0, 1), got {delta}")
-    if not eigenvalue_ratio >= 1:
-        raise ValueError(f"`eigenvalue_ratio` must be at least 1, got {eigenvalue_ratio}")
+    at_least(1, whole=False, eigenvalue_ratio=eigenvalue_ratio)
     bound: Tensor = (1 - delta) * rank / (delta * spread * eigenvalue_ratio**0.5 + 1 - delta)
     return (bound * (1 - 1e-6)).ceil().long().clamp_min(min(1, rank))  # rounding errors must not raise it
 
@@ -129,7 +127,7 @@ def feature_covariance_bound(
             "`before`, `after` and `lipschitz` must have one entry for each of at least 1 layer, "
             f"got {len(before)}, {len(after)} and {len(lipschitz)}"
         )
-    _require_at_least_zero(input_norm=input_norm, lipschitz=min(lipschitz))
+    at_least(0, whole=False, input_norm=input_norm, lipschitz=min(lipschitz))
     if not feature_norm > 0:
         raise ValueError(f"`feature_norm` must be above 0, got {feature_norm}")
     for old in before:
@@ -207,7 +205,7 @@ def _hessian_bound(dfi: Tensor, output_curvature: float, output_gradient: float,
     """Sum over the layers and over their pairs; `first` and `later`: moment of the inputs in layer 1 and after it."""
     if dfi.ndim == 0 or not (dfi >= 0).all():
         raise ValueError(f"`dfi` must be of shape (..., layers) and at least 0, got {dfi}")
-    _require_at_least_zero(output_curvature=output_curvature, output_gradient=output_gradient, input_eigenvalue=first)
+    at_least(0, whole=False, output_curvature=output_curvature, output_gradient=output_gradient, input_eigenvalue=first)
     growth = 1 + dfi.detach().double().sqrt()
     moments = torch.full_like(growth, later)
     moments[..., :1] = first
@@ -234,9 +232,3 @@ def _without_each(values: Tensor) -> Tensor:
 def _spectral_norm(weight: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.matrix_norm(precise(weight.detach()), 2)
     return norm
-
-
-def _require_at_least_zero(**numbers: float) -> None:
-    for name, number in numbers.items():
-        if not number >= 0:
-            raise ValueError(f"`{name}` must be at least 0, got {number}")

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from typing import ClassVar
 
@@ -76,14 +75,14 @@ class _Measuring(Attached):
         self.layers: Sequence[UnitLayer] = ()
         self.told: set[str] = set()  # if it cannot be measured
         try:
-            self.layers = HiddenUnits().select(model, partial(training.forward, 1))
+            self.layers = HiddenUnits().select(model, training.forward)
         except ValueError as error:
             self._tell(f"plasticity/dormant_fraction is not logged: {error}.")
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the weights and of the network on a batch; a scale-dependent one starts with `.raw`."""
-        weights, forward = report_of_weights(self.model), partial(self.training.forward, 1)
+        weights, forward = report_of_weights(self.model), self.training.forward
         values = {**weights.values, **{f".raw/{name}": value for name, value in weights.raw.items()}}
         if self.layers:
             values |= report_of_units(self.layers, mean_activities(self.layers, forward), self.threshold).values

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import contribution_utility, least_useful
-from lightning_fire.functional.checks import full_precision
+from lightning_fire.functional.checks import at_least, full_precision, one_of
 from lightning_fire.methods.base.all_or_nothing import Write
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import StepMethod
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.transfers import sent
-from lightning_fire.methods.base.unit_reset import OfUnits, Output, StepwiseReset, check_output
+from lightning_fire.methods.base.unit_reset import OfUnits, Output, StepwiseReset
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
@@ -73,11 +73,10 @@ class ContinualBackprop(OfUnits, StepMethod):
         super().__post_init__()
         if not 0 <= self.replacement_rate <= 1:
             raise ValueError(f"`replacement_rate` must be in [0, 1], got {self.replacement_rate}")
-        if self.maturity < 0:
-            raise ValueError(f"`maturity` must be at least 0, got {self.maturity}")
+        at_least(0, maturity=self.maturity)
         if not 0 <= self.decay < 1:
             raise ValueError(f"`decay` must be in [0, 1), got {self.decay}")
-        check_output(self.score)
+        one_of(Output, score=self.score)
 
     def begin(self, model: nn.Module, training: Training) -> "_Replacement":
         """Find the units and start to watch them."""

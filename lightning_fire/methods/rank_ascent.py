@@ -1,19 +1,20 @@
 """Rank ascent: steps that increase the rank of hidden features, the ER of L2-ER (Prakash et al., ICML 2026)."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks, world_size
 from lightning_fire.functional import entropy_rank_of
+from lightning_fire.functional.checks import at_least
 from lightning_fire.functional.ranks import entropy_rank_gradient_of_finite, singular_values_of_finite
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.ignored_passes import ignored_passes
 from lightning_fire.methods.base.transfers import read
-from lightning_fire.methods.base.unit_reset import Forward, run_watched
+from lightning_fire.methods.base.unit_reset import Forward, run_watched, watch_output
 from lightning_fire.where import HiddenUnits, UnitLayer
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.trained import UNTRAINED, why_not_trained
@@ -53,7 +54,7 @@ class RankAscent:
         where: HiddenUnits | None = None,
         ranks: int | None = None,
     ):
-        check(lr)
+        at_least(0, whole=False, lr=lr)
         check_model(model)
         self.model, self.lr, self.ranks = model, lr, world_size() if ranks is None else ranks
         with ignored_passes(model):
@@ -99,26 +100,15 @@ class RankAscent:
     def _features(self, forward: Forward) -> list[Tensor]:
         """Return the features of each layer, shape `(samples and positions, units)`, with their graph."""
         seen: list[list[Tensor]] = [[] for _ in self.layers]
-        handles = [
-            layer.observed.register_forward_pre_hook(_keep(layer, rows))
-            for layer, rows in zip(self.layers, seen, strict=True)
-        ]
+
+        def keep(layer: UnitLayer, rows: list[Tensor], activation: Tensor) -> None:
+            if layer.counts_now():
+                rows.append(layer.activity(activation).clone())  # the network may change it in place
+
+        pairs = zip(self.layers, seen, strict=True)
+        handles = [watch_output(layer, "activation", partial(keep, layer, rows)) for layer, rows in pairs]
         with ignored_passes(self.model):
             run_watched(forward, handles)
         if missing := [layer.name for layer, rows in zip(self.layers, seen, strict=True) if not rows]:
             raise ValueError(f"`forward` has not run {', '.join(missing)}")
         return [torch.cat(rows) for rows in seen]
-
-
-def check(lr: float) -> None:
-    """Check the learning rate."""
-    if lr < 0:
-        raise ValueError(f"`lr` must be at least 0, got {lr}")
-
-
-def _keep(layer: UnitLayer, rows: list[Tensor]) -> Callable[..., None]:
-    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if layer.counts_now():
-            rows.append(layer.activity(args[0]).clone())  # the network may change it in place
-
-    return hook

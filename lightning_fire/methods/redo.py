@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dormant
+from lightning_fire.functional.checks import at_least, one_of
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.report import Report
@@ -22,7 +23,6 @@ from lightning_fire.methods.base.unit_reset import (
 )
 from lightning_fire.methods.base.unit_scores import (
     Score,
-    check_score,
     incoming_weights,
     mean_activities,
     mean_gradients,
@@ -80,11 +80,9 @@ class ReDo(OfUnits, EventMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threshold < 0:
-            raise ValueError(f"`threshold` must be at least 0, got {self.threshold}")
-        if self.num_batches < 1:
-            raise ValueError(f"`num_batches` must be at least 1, got {self.num_batches}")
-        check_score(self.score)
+        at_least(0, whole=False, threshold=self.threshold)
+        at_least(1, num_batches=self.num_batches)
+        one_of(Score, score=self.score)
 
     def selected(self, model: nn.Module, training: Training) -> str:
         """Describe the number of units and layers that it watches."""

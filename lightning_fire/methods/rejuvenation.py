@@ -3,14 +3,14 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lightning_fire.distributed import gathered, mean_over_ranks
 from lightning_fire.functional import shrink_and_perturb
-from lightning_fire.functional.checks import precise
+from lightning_fire.functional.checks import at_least, one_of, precise
 from lightning_fire.methods.base.change import Change, measured, new_values, require_finite
 from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
@@ -43,8 +43,7 @@ def confident_logits(logits: Tensor, base_logits: Tensor, targets: Tensor, posit
         >>> confident_logits(logits, base_logits, torch.tensor([0, 1]), positions=1)
         tensor(8.)
     """
-    if positions < 1:
-        raise ValueError(f"`positions` must be at least 1, got {positions}")
+    at_least(1, positions=positions)
     entropy, base_entropy = (torch.special.entr(each.detach().softmax(-1)).sum(-1) for each in (logits, base_logits))
     gap = (entropy - base_entropy).abs().flatten()
     chosen = gap.topk(min(positions, len(gap))).indices
@@ -134,8 +133,7 @@ class _Rejuvenation(EventMethod):
         shrink_and_perturb(torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu"), self.strength)  # checks it
         if not 0 <= self.fraction <= 1:
             raise ValueError(f"`fraction` must be in [0, 1], got {self.fraction}")
-        if self.score not in get_args(Score):
-            raise ValueError(f"`score` must be 'attribution', 'drift' or 'random', got {self.score!r}")
+        one_of(Score, score=self.score)
 
     def plan(self, model: nn.Module, training: Training) -> Change:
         """Compute the pulled parameters and the values of the reset neurons."""

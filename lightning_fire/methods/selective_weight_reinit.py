@@ -4,13 +4,14 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fire.functional import below_mean, gradient_utility, lowest
+from lightning_fire.functional.checks import at_least, one_of
 from lightning_fire.methods.base.all_or_nothing import Write
 from lightning_fire.methods.base.averages import averages_of
 from lightning_fire.methods.base.beginning import parts_of, starts_in
@@ -85,13 +86,11 @@ class SelectiveWeightReinit(StepMethod):
         if not 0 <= self.factor <= most:
             allowed = "in [0, 1]" if self.pruning == "proportional" else "at least 0"
             raise ValueError(f"`factor` must be {allowed}, got {self.factor}")
-        if self.every < 1:
-            raise ValueError(f"`every` must be at least 1, got {self.every}")
-        options = {"utility": Utility, "pruning": Pruning, "redraw": Redraw, "optimizer_state": State}
-        for name, allowed_values in options.items():
-            if (value := getattr(self, name)) not in get_args(allowed_values):
-                allowed = " or ".join(map(repr, get_args(allowed_values)))
-                raise ValueError(f"`{name}` must be {allowed}, got {value!r}")
+        at_least(1, every=self.every)
+        one_of(Utility, utility=self.utility)
+        one_of(Pruning, pruning=self.pruning)
+        one_of(Redraw, redraw=self.redraw)
+        one_of(State, optimizer_state=self.optimizer_state)
 
     def check(self, model: nn.Module) -> Sequence[str]:
         """Check that something is selected and that its layers can draw it."""

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import sum_over_ranks
 from lightning_fire.functional import NEVER, inter_firing_threshold
+from lightning_fire.functional.checks import at_least, one_of
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import StepMethod
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.transfers import sent
-from lightning_fire.methods.base.unit_reset import OfUnits, Output, StepwiseReset, check_output, units_in
+from lightning_fire.methods.base.unit_reset import OfUnits, Output, StepwiseReset, units_in
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
@@ -70,13 +71,10 @@ class SelfNormalizedReset(OfUnits, StepMethod):
         super().__post_init__()
         if not 0 < self.rejection < 1:
             raise ValueError(f"`rejection` must be between 0 and 1, got {self.rejection}")
-        if self.refresh_every < 1:
-            raise ValueError(f"`refresh_every` must be at least 1, got {self.refresh_every}")
-        if self.max_silence < 2:
-            raise ValueError(f"`max_silence` must be at least 2, got {self.max_silence}")
-        if self.expansion < 1:
-            raise ValueError(f"`expansion` must be at least 1, got {self.expansion}")
-        check_output(self.score)
+        at_least(1, refresh_every=self.refresh_every)
+        at_least(2, max_silence=self.max_silence)
+        at_least(1, whole=False, expansion=self.expansion)
+        one_of(Output, score=self.score)
 
     def begin(self, model: nn.Module, training: Training) -> "_Resets":
         """Find the units and start to watch them."""

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
 from lightning_fire.functional import muon_direction
+from lightning_fire.functional.checks import at_least, one_of
 from lightning_fire.functional.muon import MuonScale
 from lightning_fire.where import HiddenMatrices
 from lightning_fire.where.layers import candidates_of
@@ -95,10 +96,8 @@ class Muon(Optimizer):
         for name, value in {"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}.items():
             if not 0 <= value < 1:
                 raise ValueError(f"`{name}` must be in [0, 1), got {value}")
-        if steps < 1:
-            raise ValueError(f"`steps` must be at least 1, got {steps}")
-        if scale not in ("original", "match_rms_adamw"):
-            raise ValueError(f"`scale` must be 'original' or 'match_rms_adamw', got {scale!r}")
+        at_least(1, steps=steps)
+        one_of(MuonScale, scale=scale)
         settings = {"momentum": momentum, "nesterov": nesterov, "steps": steps, "scale": scale, "betas": betas}
         super().__init__(params, {**at_least_zero, **settings, "paused": False, "transposed": False})
 

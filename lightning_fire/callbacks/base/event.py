@@ -197,11 +197,12 @@ class EventCallback(MethodCallback):
             )
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
-        if clock.new_data and self._loader_is_stale(trainer):
-            kind = type(data_source_of(trainer)).__name__
+        source = data_source_of(trainer)
+        changed = clock.new_data and chunk_of(source) != self._first_chunk
+        if changed and not offers(source, HasNumChunks) and asks_once(trainer):  # with `num_chunks` warned before
             rank_zero_warn(
-                f"{kind} announces new data at epoch {clock.epoch}, but {ASKS_ONCE}. Until then training and events use"
-                " the old data."
+                f"{type(source).__name__} announces new data at epoch {clock.epoch}, but {ASKS_ONCE}. Until then"
+                " training and events use the old data."
             )
         if self._rate is not None and self._rate.is_judged(trainer, clock.epoch, clock.step):
             self._rate = None
@@ -236,11 +237,6 @@ class EventCallback(MethodCallback):
     @property
     def _makes_another_network(self) -> bool:
         return self.replaces_weights and self.remakes_network
-
-    def _loader_is_stale(self, trainer: Trainer) -> bool:
-        """Return whether `chunk` changed without a data reload; with `num_chunks`, a warning was given before."""
-        source = data_source_of(trainer)
-        return chunk_of(source) != self._first_chunk and not offers(source, HasNumChunks) and asks_once(trainer)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_stepped": set(), "_note": _nothing}

@@ -13,12 +13,13 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_fire.distributed import is_sharded, rank, show_warning
+from lightning_fire.functional.checks import one_of
 from lightning_fire.methods.base.all_or_nothing import distinct, restore, same_optimizers_after_error
 from lightning_fire.methods.base.averages import averages_by_model, followers, unknown_copies
 from lightning_fire.methods.base.change import Change, measured
 from lightning_fire.methods.base.copies import copies_in
 from lightning_fire.methods.base.ignored_passes import ignored_passes
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy, follow_policy
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, follow_policy
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.base.several import MemberTraining, Models, as_one, together
@@ -140,7 +141,7 @@ class EventMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_policy(self.optimizer_state)
+        one_of(OptimizerPolicy, optimizer_state=self.optimizer_state)
 
     def check(self, model: nn.Module) -> Sequence[str]:
         """Also name parts that may be averages of the model which do not restart."""
@@ -206,7 +207,7 @@ def schedule_of(method: Any, when: Schedule | Sequence[Schedule] | None, default
 def planned(method: EventMethod, model: nn.Module, training: Training) -> Change:
     """Compute the change of an event, with a report and the reset of optimizer state."""
     start = time.perf_counter()
-    check_policy(method.optimizer_state)
+    one_of(OptimizerPolicy, optimizer_state=method.optimizer_state)
     with _training_of(method, model, training):
         if isinstance(model, Models):
             change = together(list(_plans(method, model, training)))

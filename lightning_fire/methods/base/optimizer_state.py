@@ -1,7 +1,7 @@
 """Reset of optimizer state, such as moments, when the weights it belongs to are replaced."""
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -164,9 +164,3 @@ def _kept_elsewhere(optimizer: Optimizer, touched: set[Tensor], given: set[Tenso
             if any(held.ndim and (held.shape in shapes or held.shape == (total,)) for held in others):
                 found.append(f"{type(one).__name__}.{name}")
     return found
-
-
-def check_policy(policy: str) -> None:
-    """Raise a ValueError for an unknown policy, the argument `optimizer_state`."""
-    if policy not in get_args(OptimizerPolicy):
-        raise ValueError(f"`optimizer_state` must be 'keep', 'touched' or 'all', got {policy!r}")

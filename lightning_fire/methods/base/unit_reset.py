@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,12 +31,6 @@ from lightning_fire.where.trained import leaves_out
 
 Forward = Callable[[], Any]
 Output = Literal["activation", "pre_activation"]
-
-
-def check_output(score: str) -> None:
-    """Raise a ValueError unless `score` is the name of an output of units."""
-    if score not in get_args(Output):
-        raise ValueError(f"`score` must be 'activation' or 'pre_activation', got {score!r}")
 
 
 def watched_module(layer: UnitLayer, score: Output) -> nn.Module:
@@ -176,7 +170,7 @@ def unit_resets(
 
     for index, (layer, units) in enumerate(chosen):
         incoming = layer.incoming
-        fresh = _fresh_weight(layer, seed + index)
+        fresh = incoming.of(drawn_by(layer.layer, seed + index)["weight"]).read()
         write(incoming.parameter, partial(_rows, incoming), units, fresh[units.to(fresh.device)])
         for entries in layer.entries:
             write(entries.tensor, lambda tensor: tensor, units, entries.start)
@@ -247,8 +241,7 @@ class StepwiseReset(Attached, Generic[S]):
         self._is_verified = False
         self._check: Callable[[], None] | None = None  # starts with the next pass, outside of any step
         self.statistics = [self.new_statistics(layer, layer.incoming.parameter.device, {}) for layer in self.layers]
-        self._handles: list[RemovableHandle] = []
-        self._shown: list[Callable[[], None]] = []  # ends of `show_hooks`
+        self._ends: list[Callable[[], None]] = []  # of hooks and of `show_hooks`
         self._is_compiled = is_compiled(model)
         self.watch(score, lambda statistics, output, batch_size: statistics.update(output, batch_size))
 
@@ -301,9 +294,7 @@ class StepwiseReset(Attached, Generic[S]):
 
     def close(self) -> None:
         """Remove the hooks from the model."""
-        for handle in self._handles:
-            handle.remove()
-        for end in self._shown:
+        for end in self._ends:
             end()
 
     def state_dict(self) -> dict[str, Any]:
@@ -332,11 +323,11 @@ class StepwiseReset(Attached, Generic[S]):
             if self.watching and layer.counts_now() and not recomputed:
                 update(self.statistics[index], by_unit(layer, score, output.detach()), len(output))
 
-        self._handles += [
-            watch_output(layer, score, partial(see, index, layer)) for index, layer in enumerate(self.layers)
+        self._ends += [
+            watch_output(layer, score, partial(see, index, layer)).remove for index, layer in enumerate(self.layers)
         ]
         if self._is_compiled:
-            self._shown += [show_hooks(watched_module(layer, score)) for layer in self.layers]
+            self._ends += [show_hooks(watched_module(layer, score)) for layer in self.layers]
 
 
 def _rows(view: WeightView, tensor: Tensor) -> Tensor:
@@ -347,7 +338,3 @@ def _rows(view: WeightView, tensor: Tensor) -> Tensor:
 def _columns(view: WeightView, tensor: Tensor) -> Tensor:
     """Return a writable view `(in, out, *kernel)` of a tensor that is stored like a weight."""
     return _rows(view, tensor).transpose(0, 1)
-
-
-def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:
-    return layer.incoming.of(drawn_by(layer.layer, seed)["weight"]).read()

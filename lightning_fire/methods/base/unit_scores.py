@@ -1,8 +1,9 @@
 """Inputs of the scores of hidden units: outputs before and after the nonlinearity, and gradients."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, get_args
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,12 +13,6 @@ from lightning_fire.methods.base.unit_reset import Forward, Output, by_unit, run
 from lightning_fire.where import UnitLayer
 
 Score = Literal[Output, "gradient"]
-
-
-def check_score(score: str) -> None:
-    """Raise a ValueError for an unknown score."""
-    if score not in get_args(Score):
-        raise ValueError(f"`score` must be 'activation', 'pre_activation' or 'gradient', got {score!r}")
 
 
 def incoming_weights(layers: Sequence[UnitLayer]) -> list[Parameter]:
@@ -58,16 +53,13 @@ def mean_activities(layers: Sequence[UnitLayer], forward: Forward, output: Outpu
     sums = [torch.zeros(layer.size, device=layer.incoming.parameter.device) for layer in layers]
     counts = [0] * len(layers)
 
-    def adder(index: int, layer: UnitLayer) -> Callable[[Tensor], None]:
-        def see(tensor: Tensor) -> None:
-            if layer.counts_now():
-                values = magnitude(by_unit(layer, output, tensor.detach()))
-                sums[index] += values.sum(0, dtype=torch.float32).to(sums[index].device)
-                counts[index] += len(values)
+    def see(index: int, layer: UnitLayer, tensor: Tensor) -> None:
+        if layer.counts_now():
+            values = magnitude(by_unit(layer, output, tensor.detach()))
+            sums[index] += values.sum(0, dtype=torch.float32).to(sums[index].device)
+            counts[index] += len(values)
 
-        return see
-
-    handles = [watch_output(layer, output, adder(index, layer)) for index, layer in enumerate(layers)]
+    handles = [watch_output(layer, output, partial(see, index, layer)) for index, layer in enumerate(layers)]
     run_watched(forward, handles)
     means = [total / count if count else total * math.nan for total, count in zip(sums, counts, strict=True)]
     return torch.cat([mean.to(sums[0].device) for mean in means])
