@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fire.atomic import atomic_file
+from lightning_fire.printable import without_nan
 
 Values = Mapping[int, float]
 
@@ -62,7 +63,7 @@ def write_row(path: Path, row: Row) -> None:
     """Write a row as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as part:
-        part.write_text(json.dumps(_without_nan(asdict(row)), indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(without_nan(asdict(row)), indent=1) + "\n", encoding="utf-8")
 
 
 def read_row(path: Path) -> Row:
@@ -83,15 +84,6 @@ def read_rows(folder: Path) -> dict[str, Row]:
     """Read the rows of a folder, by method."""
     rows = (read_row(path) for path in sorted(folder.glob("*.json")))
     return {row.method: row for row in rows}
-
-
-def _without_nan(thing: Any) -> Any:
-    """Return nested lists and dicts with None instead of NaN and Inf, which JSON lacks."""
-    if isinstance(thing, Mapping):
-        return {key: _without_nan(value) for key, value in thing.items()}
-    if isinstance(thing, list | tuple):
-        return [_without_nan(value) for value in thing]
-    return None if isinstance(thing, float) and not math.isfinite(thing) else thing
 
 
 def _with_nan(cell: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from lightning_fire.checkpoints.stored import Checkpoint
 from lightning_fire.checkpoints.weights import by_tensor
 from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, dfi_normalized
-from lightning_fire.printable import printable
+from lightning_fire.printable import printable, without_nan
 from lightning_fire.where import Selection, WeightView
 from lightning_fire.where.selection import about, columns, times
 
@@ -107,13 +107,8 @@ def as_json(rows: Sequence[Diagnosis]) -> list[dict[str, Any]]:
     for row in rows:
         entry: dict[str, Any] = {"name": row.name, "shape": list(row.shape), "finite": isfinite(row.norm)}
         numbers = {name: getattr(row, name) for name in ("dfi_reference", *(name for name, _ in METRICS.values()))}
-        entry |= _or_null(numbers)
-        entries.append({**entry, "singular_values": _or_null(dict(zip(QUANTILES, row.quantiles, strict=True)))})
-    return entries
-
-
-def _or_null(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: number if isfinite(number) else None for name, number in numbers.items()}
+        entries.append({**entry, **numbers, "singular_values": dict(zip(QUANTILES, row.quantiles, strict=True))})
+    return [*map(without_nan, entries)]
 
 
 def main(args: Sequence[str] | None = None) -> list[Diagnosis]:

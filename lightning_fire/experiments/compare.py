@@ -16,7 +16,7 @@ from lightning_fire.experiments.branching import with_first_phases, with_shared_
 from lightning_fire.experiments.from_checkpoint import HOLD_OUT, about_optimizers, from_checkpoint, with_scratch
 from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
 from lightning_fire.experiments.source_of import importing_from_here
-from lightning_fire.printable import printable
+from lightning_fire.printable import printable, without_nan
 from lightning_fire.recipe.recipe import VANILLA, Recipe, extended, find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
 
@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     paper.add_argument(
         "--labels", nargs="*", default=[], metavar="METHOD=LABEL", help="names of methods in the table and figures"
     )
-    paper.add_argument("--title", help="title of the figures (default: the first line of the recipe)")
+    paper.add_argument("--title", help="title of the figures (default: the name of the recipe)")
     parser.add_argument(
         "--json",
         action="store_true",
@@ -248,9 +248,9 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
                 print(about_optimizers(report.curves))
         if options.json:
             for row in report.numbers.reset_index().to_dict("records"):
-                print(json.dumps({key: None if value != value else value for key, value in row.items()}))
+                print(json.dumps(without_nan(row)))
             for start, decision in decisions.items():
-                print(json.dumps({"start": start, "decision": asdict(decision)}))
+                print(json.dumps(without_nan({"start": start, "decision": asdict(decision)})))
     if failed:
         raise SystemExit(f"{len(failed)} of {len(runs)} runs failed")
     return report.numbers

@@ -4,8 +4,7 @@ Source: Wang et al., arXiv 2605.09044: gradient strength times gradient reliabil
 
 Deviations:
     1. The paper's formula was not available: this one is derived from its description. Let g be the gradient of a
-    random
-       batch, G its expectation, and the loss L-smooth. A step −η·g lowers the loss by at least
+       random batch, G its expectation, and the loss L-smooth. A step −η·g lowers the loss by at least
        η‖G‖² − η²·L·E‖g‖² / 2 in expectation, at the best η by ‖G‖⁴ / (2·L·E‖g‖²): readiness / (2·L).
     2. Of k batches, ‖G‖² and E‖g‖² are estimated without bias; the bias of their quotient vanishes with k. An estimate
        of ‖G‖² below 0, as noise can give, counts as 0.

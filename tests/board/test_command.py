@@ -159,7 +159,7 @@ def test_a_task_that_cannot_be_trained_says_why_once_and_the_others_are(folder, 
     rule["tasks"] = {"language": {**rule["tasks"]["random_labels"], "metric": "probe/loss"}, **rule["tasks"]}
     Path("suite/suite.yaml").write_text(yaml.safe_dump(rule))
     Path("suite/language.yaml").write_text((FOLDER / "language.yaml").read_text())  # no data/text/kjv.txt here
-    with pytest.raises(SystemExit, match="without a result, for reasons given above: fire on language$"):
+    with pytest.raises(SystemExit, match=r"without a result, for reasons given above: fire on language$"):
         board("fire")
     told = capsys.readouterr().out
     assert 1 <= told.count("data/text/kjv.txt does not exist: put the King James text there") <= 4
@@ -169,7 +169,7 @@ def test_a_task_that_cannot_be_trained_says_why_once_and_the_others_are(folder, 
 
 @pytest.mark.slow
 def test_a_method_without_a_result_for_each_seed_is_left_out(folder, capsys):
-    with pytest.raises(SystemExit, match="untunable on random_labels, unlucky on random_labels$"):
+    with pytest.raises(SystemExit, match=r"untunable on random_labels, unlucky on random_labels$"):
         board("mine.py:Untunable", "mine.py:Unlucky", "vanilla")
     told = capsys.readouterr().out
     assert "random_labels: no setting of untunable could be trained, so that it is left out" in told
