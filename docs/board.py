@@ -191,6 +191,20 @@ def minutes(rows: Mapping[str, Row], suite: Suite) -> str:
     )
 
 
+def tuning(rows: Mapping[str, Row], suite: Suite) -> str:
+    """Tell how many tuned cells have the smallest or the largest of the settings of their method."""
+    ends = list[bool]()
+    for method, row in rows.items():
+        for name, cell in row.cells.items():
+            space = suite.space_of(suite.tasks[name], method)
+            if found := [cell.setting[key] in (of[0], of[-1]) for key, of in space.items() if key in cell.setting]:
+                ends.append(any(found))
+    return (
+        f"Of {len(ends)} tuned cells {sum(ends)} have the smallest or the largest of the three settings: a wider search"
+        " could give more.\n"
+    )
+
+
 def write_csv(rows: Mapping[str, Row], suite: Suite) -> None:
     """Write every cell with its intervals."""
     found = differences(rows, suite)
@@ -300,7 +314,7 @@ def parts(rows: Mapping[str, Row], suite: Suite) -> Iterator[tuple[str, str]]:
     yield "fire", fire_table(rows, suite)
     yield "units", units_table(rows, suite)
     yield "vanished", vanished(rows, suite)
-    yield "time", minutes(rows, suite)
+    yield "time", f"{minutes(rows, suite)}\n{tuning(rows, suite)}"
 
 
 def page(rows: Mapping[str, Row], suite: Suite) -> str:

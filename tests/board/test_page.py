@@ -81,6 +81,13 @@ def test_who_is_first_is_told(rows):
     assert "| random_labels | `fire` | none |" in SCRIPT["first_table"](rows, SUITE)
 
 
+def test_settings_at_an_end_of_their_range_are_counted(rows):
+    cell = rows["redo"].cells["random_labels"]
+    for method, setting in ("redo", {"threshold": 0.05}), ("l2_init", {"strength": 0.1}), ("mine", {"size": 3}):
+        rows[method] = replace(rows[method], cells={"random_labels": replace(cell, setting=setting)})
+    assert SCRIPT["tuning"](rows, SUITE).startswith("Of 2 tuned cells 1 have the smallest or the largest of")
+
+
 def test_figures_and_csv_are_written(rows, tmp_path, monkeypatch):
     of = SCRIPT["main"].__globals__
     monkeypatch.setitem(of, "CSV", tmp_path / "board.csv")
