@@ -32,7 +32,8 @@ class PlasticityInjection(EventMethod):
     the number of parameters in the frozen copies.
 
     Args:
-        head: Name of the head in the model, such as `net.head`; a whole network is fine.
+        head: Name of the head in the model, such as `net.head`; a whole network is fine. It needs a nonlinearity: of
+            one linear layer only the optimizer's state, and what weight decay pulls to, would change.
         target: Name of the target network's copy of the head, if there is one. It gets the same new weights, and its
             output does not change. It also needs the frozen copies, which are buffers: `load_state_dict` copies them.
         optimizer_state: Whose optimizer state to drop: `touched` that of the head, `keep` nothing, `all` everything.
@@ -42,11 +43,12 @@ class PlasticityInjection(EventMethod):
         ValueError: If `optimizer_state` is unknown.
 
     Example:
-        >>> model, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.ones(1, 2)
+        >>> head = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> model, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), head), torch.ones(1, 2)
         >>> before = model(x)
         >>> report = PlasticityInjection("2")(model)
         >>> torch.allclose(model(x), before, atol=1e-6), report["frozen_parameters"]
-        (True, 18.0)
+        (True, 162.0)
     """
 
     name: ClassVar[str] = "plasticity_injection"
@@ -69,6 +71,17 @@ class PlasticityInjection(EventMethod):
                 f" PlasticityInjection(head={self.head!r}, target={copies[0]!r})"
             )
         wrap_heads(model, self._heads)
+
+    def check(self, model: nn.Module) -> Sequence[str]:
+        """Name a head of one linear layer, which learns as before."""
+        head = dict(model.named_modules()).get(self.head)
+        layer = head.trained if isinstance(head, InjectedHead) else head
+        if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return ()
+        return [
+            f"has no effect on the function or gradients of {self.head!r}, one {type(layer).__name__} layer, but on the"
+            " optimizer's state and on what weight decay pulls to: name a head with a hidden layer"
+        ]
 
     def table(self, model: nn.Module) -> str:
         """Name the head."""

@@ -1,6 +1,7 @@
 """Base class of `Classifier` and `LanguageModel`: a schedule and an evaluation in each chunk of data."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from math import isfinite
 from typing import Any
@@ -27,7 +28,16 @@ class ChunkModule(pl.LightningModule):
         if epoch and batch_idx == 0 and offers(data, HasChunkAt) and data.chunk_at(epoch) != data.chunk_at(epoch - 1):
             self._measure_at_new_data()
 
-    @torch.no_grad()
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Context manager: evaluation mode without gradients."""
+        modes = {module: module.training for module in self.modules()}
+        self.eval()
+        with torch.no_grad():
+            yield
+        for module, mode in modes.items():
+            module.training = mode
+
     def _measure_at_new_data(self) -> None:
         trainer = undeclared(self.trainer)
         batches, limit = trainer.datamodule.val_dataloader(), trainer.limit_val_batches
@@ -35,14 +45,11 @@ class ChunkModule(pl.LightningModule):
             limit = None if limit == 1 else int(len(batches) * limit)
         if limit == 0:
             return
-        modes = {module: module.training for module in self.modules()}
-        self.eval()
-        for batch in islice(batches, limit):
-            batch = transferred(trainer, batch)
-            with trainer.precision_plugin.forward_context():
-                self._evaluate_at_new_data(batch)
-        for module, mode in modes.items():
-            module.training = mode
+        with self._evaluating():
+            for batch in islice(batches, limit):
+                batch = transferred(trainer, batch)
+                with trainer.precision_plugin.forward_context():
+                    self._evaluate_at_new_data(batch)
         if values := {key: value.item() for key, value in self._values_at_new_data().items()}:
             for logger in self.loggers:
                 logger.log_metrics(values, step=trainer.global_step)

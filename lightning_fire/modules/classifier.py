@@ -10,13 +10,16 @@ from torch.optim import Adam
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fire._lightning import undeclared
+from lightning_fire._private import Dropouts
 from lightning_fire.contracts import HasSeenClasses, offers
 from lightning_fire.metrics import OnlineAccuracy
 from lightning_fire.modules.chunk_module import ChunkModule
 from lightning_fire.modules.mean_loss import MeanLoss
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
 from lightning_fire.modules.task_metric import TaskMetric
+from lightning_fire.nets.mlp import AID
 
+_NOISY = (Dropouts, nn.RReLU, AID)
 ParameterGroups = Callable[[nn.Module], Iterable[dict[str, Any]]]
 
 
@@ -26,7 +29,8 @@ class Classifier(ChunkModule, TaskMetric):
     Logs each epoch `train/loss`, `train/accuracy`, `val/loss` and `val/accuracy` (fractions in [0, 1]); also:
 
     - `train/online_accuracy` at the end of each task, if the DataModule is `online` (streams): the accuracy on each
-      batch before the update with it, over all epochs of the task.
+      batch before the update with it, over all epochs of the task. With dropout: in evaluation mode, as the network
+      would be used.
     - `val/accuracy_seen`, if the DataModule has `seen_classes` (class-incremental): the accuracy on the test samples of
       the classes seen so far, among the outputs of all classes.
     - `val/accuracy_at_new_data` at the start of every chunk but the first, after the callbacks and before the first
@@ -91,8 +95,15 @@ class Classifier(ChunkModule, TaskMetric):
         loss = cross_entropy(logits, labels)
         self.train_loss.update(loss, len(labels))
         self.train_accuracy.update(logits, labels)
-        self.update_task(batch_idx, logits, labels)
+        self.update_task(batch_idx, self._without_noise(images, logits), labels)
         return loss
+
+    def _without_noise(self, images: Tensor, logits: Tensor) -> Tensor:
+        """Return the logits of evaluation mode for online accuracy if the network draws random numbers in training."""
+        if self._stream() is None or not any(isinstance(part, _NOISY) for part in self.net.modules()):
+            return logits
+        with self._evaluating():
+            return self(images)
 
     def on_train_epoch_end(self) -> None:
         """Log the sums over the batches: `log` in each batch would double Lightning's overhead."""

@@ -1,6 +1,7 @@
 """A multilayer perceptron."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -30,10 +31,15 @@ class AID(nn.Module):
 
     Args:
         p: Probability of the ReLU, in [0, 1] (paper: tuned, 0.9 for random labels, 0.99 for permuted inputs).
+
+    Raises:
+        ValueError: If `p` is out of range.
     """
 
     def __init__(self, p: float = 0.9):
         super().__init__()
+        if not 0 <= p <= 1:
+            raise ValueError(f"`p` must be in [0, 1], got {p}")
         self.p = p
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -41,9 +47,6 @@ class AID(nn.Module):
         if not self.training:
             return self.p * inputs.clamp(min=0) + (1 - self.p) * inputs.clamp(max=0)
         return torch.where(torch.rand_like(inputs) < self.p, inputs.clamp(min=0), inputs.clamp(max=0))
-
-
-_PLAIN = {"relu": nn.ReLU, "crelu": CReLU, "aid": AID}
 
 
 class MLP(nn.Module):
@@ -56,6 +59,7 @@ class MLP(nn.Module):
         normalization: Of hidden layers, before the nonlinearity: `none`, `layer` (LayerNorm) or `batch` (BatchNorm).
         activation: `relu`; `crelu`, which doubles the inputs of the next layer; `prelu`, whose slope below 0 each unit
             learns, as AdaLin makes of a ReLU (Rohani et al., CoLLAs 2025); or `aid`, see `AID`.
+        aid_p: Probability of the ReLU with `aid`.
 
     Raises:
         ValueError: If a width is below 1, or an option is not known.
@@ -73,6 +77,7 @@ class MLP(nn.Module):
         hidden: Sequence[int] = (100, 100),
         normalization: Normalization = "none",
         activation: Activation = "relu",
+        aid_p: float = 0.9,
     ):
         super().__init__()
         for name, value, options in (
@@ -90,9 +95,10 @@ class MLP(nn.Module):
         widths = [inputs, *(width * wider for width in hidden)]
         self.layers = nn.Sequential(nn.Flatten())
         for width, following in zip(widths, hidden, strict=False):
-            nonlinearity = nn.PReLU(following) if activation == "prelu" else _PLAIN[activation]()
+            made: Mapping[str, Callable[[], nn.Module]]
+            made = {"relu": nn.ReLU, "crelu": CReLU, "prelu": partial(nn.PReLU, following), "aid": partial(AID, aid_p)}
             normalized = [normalize(following)] if normalize else []
-            self.layers.extend([nn.Linear(width, following), *normalized, nonlinearity])
+            self.layers.extend([nn.Linear(width, following), *normalized, made[activation]()])
         self.head = nn.Linear(widths[-1], outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:

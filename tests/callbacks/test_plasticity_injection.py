@@ -38,6 +38,30 @@ def test_the_output_is_that_of_the_definition():
     torch.testing.assert_close(wrapper(INPUTS), expected)
 
 
+@pytest.mark.parametrize("told", [PlainModule, lambda: wrapped(PlainModule(), HEAD)])
+def test_a_head_of_one_linear_layer_learns_as_before_which_is_told(told):
+    """(W + W′ − W″) x has the outputs and the gradient of W x, step by step."""
+    assert "on the function or gradients of 'net.5', one Linear layer" in PlasticityInjection(HEAD).check(told())[0]
+    assert not PlasticityInjection("net").check(told())
+    plain = nn.Linear(6, 3).double()
+    injected = InjectedHead(copy.deepcopy(plain))
+    optimizers = [torch.optim.Adam(head.parameters(), 0.1) for head in (plain, injected)]
+    x = INPUTS.flatten(1)[:, :6].double()
+    for step in range(6):
+        if step in (2, 4):
+            injected.inject(step)
+        torch.testing.assert_close(injected(x), plain(x))
+        for head, optimizer in zip((plain, injected), optimizers, strict=True):
+            optimizer.zero_grad()
+            head(x).square().sum().backward()
+            optimizer.step()
+
+
+def wrapped(module, name):
+    wrap_heads(module, [name])
+    return module
+
+
 def test_gradients_reach_the_inputs_through_all_of_it_and_only_the_new_head():
     wrapper = InjectedHead(head())
     old = copy.deepcopy(wrapper.trained)

@@ -1,16 +1,18 @@
 """`Classifier` over chunks: learning rate, accuracies, and metrics between event and first batch."""
 
+import copy
+
 import lightning.pytorch as pl
 import pytest
 import torch
-from small_training import trainer
+from small_training import assert_same_weights, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from lightning_fire import FullReset, PlasticityCallback
-from lightning_fire.data import ChunkedDataModule, ClassIncremental, Continual
+from lightning_fire.data import ChunkedDataModule, ClassIncremental, Continual, RandomLabels
 from lightning_fire.modules import Classifier
 from lightning_fire.modules.mean_loss import MeanLoss
 
@@ -196,6 +198,29 @@ def test_modules_keep_their_modes_and_random_numbers_when_measured(tmp_path):
 
     module, _ = run(tmp_path, Continual(2, epochs=1), module=Looks(net(), 4))
     assert module.looked
+
+
+def test_online_accuracy_has_no_noise_of_dropout_and_changes_no_training(tmp_path):
+    """It is that of a copy in evaluation mode before each update, counted by hand; the network has dropout."""
+    stream, hits = RandomLabels(2, samples_per_task=20, epochs=2), []
+
+    class Counts(Classifier):
+        def training_step(self, batch, batch_idx):
+            images, labels = batch
+            hits.append((copy.deepcopy(self.net).eval()(images).argmax(1) == labels).float().mean().item())
+            return super().training_step(batch, batch_idx)
+
+    class WithNoise(Classifier):
+        def _without_noise(self, images, logits):
+            return logits
+
+    start = net()
+    counted, log = run(tmp_path / "one", stream, module=Counts(copy.deepcopy(start), 4))
+    noisy, with_noise = run(tmp_path / "other", stream, module=WithNoise(start, 4))
+    found = [value for _, value in logged(log, "train/online_accuracy")]
+    assert found == pytest.approx([sum(of) / 8 for of in (hits[:8], hits[8:])])
+    assert found != [value for _, value in logged(with_noise, "train/online_accuracy")]
+    assert_same_weights(counted, noisy)
 
 
 def test_without_validation_nothing_is_measured(tmp_path):

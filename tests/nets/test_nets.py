@@ -233,6 +233,9 @@ def test_interval_wise_dropout_passes_one_side_of_each_value():
     assert float((output[x < 0] != 0).float().mean()) == pytest.approx(0.3, abs=0.02)
     torch.testing.assert_close(layer.eval()(x), torch.where(x > 0, 0.7 * x, 0.3 * x))
     assert torch.equal(AID(p=1.0)(x), x.relu())
+    assert MLP(6, 3, [5, 4], activation="aid", aid_p=0.7).layers[2].p == 0.7
+    with pytest.raises(ValueError, match=r"`p` must be in \[0, 1\], got 1.5"):
+        AID(p=1.5)
 
 
 @pytest.mark.parametrize("option", ["normalization", "activation"])
