@@ -12,7 +12,7 @@ from lightning_fire.recipe.parser import METHOD_KEYS, callbacks_of
 from lightning_fire.when import Never
 
 PATH = ROOT / "board" / "language.yaml"
-WITHOUT = ("vanilla", "weight_decay", "infinite_schedule", "l2_er", "normalize_and_project")
+WITHOUT = ("vanilla", "weight_decay", "infinite_schedule")
 EVENTS = {**dict.fromkeys(WITHOUT, 0), "small_reset": 2}  # callbacks that act at each change; others have one
 
 
