@@ -73,14 +73,16 @@ class PlasticityInjection(EventMethod):
         wrap_heads(model, self._heads)
 
     def check(self, model: nn.Module) -> Sequence[str]:
-        """Name a head of one linear layer, which learns as before."""
+        """Also name a head of one linear layer, which learns as before."""
+        told = super().check(model)
         head = dict(model.named_modules()).get(self.head)
         layer = head.trained if isinstance(head, InjectedHead) else head
         if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            return ()
+            return told
         return [
+            *told,
             f"has no effect on the function or gradients of {self.head!r}, one {type(layer).__name__} layer, but on the"
-            " optimizer's state and on what weight decay pulls to: name a head with a hidden layer"
+            " optimizer's state and on what weight decay pulls to: name a head with a hidden layer",
         ]
 
     def table(self, model: nn.Module) -> str:
