@@ -16,6 +16,7 @@ from lightning_fire.methods.base.several import as_one
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where.argument import check_model
 from lightning_fire.where.layers import plain
+from lightning_fire.where.weight_layers import computes_weights
 
 
 def initial_values(model: nn.Module | Sequence[nn.Module]) -> dict[str, Tensor]:
@@ -37,7 +38,6 @@ def initial_values(model: nn.Module | Sequence[nn.Module]) -> dict[str, Tensor]:
     return {name: gathered(tensor).cpu().clone() for name, tensor in there.items()}
 
 
-@torch.no_grad()
 def fresh_values(model: nn.Module | Sequence[nn.Module], seed: int) -> dict[str, Tensor]:
     """Draw new values for a model by each layer's `reset_parameters`.
 
@@ -48,17 +48,31 @@ def fresh_values(model: nn.Module | Sequence[nn.Module], seed: int) -> dict[str,
     Returns:
         All parameters and buffers by name; those that no `reset_parameters` draws have their current value.
 
+    Raises:
+        ValueError: If a layer would lose its draw, as it computes its weight, for instance by `weight_norm`.
+
     Example:
         >>> model = nn.Linear(2, 3)
         >>> bool((fresh_values(model, seed=1)["weight"] == fresh_values(model, seed=1)["weight"]).all())
         True
     """
     whole = as_one(model)
-    tensors = tensors_of(whole)
+    if lost := [name or type(layer).__name__ for name, layer in whole.named_modules() if computes_weights(layer)]:
+        raise ValueError(
+            f"{', '.join(lost)} has a computed weight, as with weight_norm or pruning, and would lose new values:"
+            " use initial_values(model)"
+        )
+    return drawn_values(whole, seed)
+
+
+@torch.no_grad()
+def drawn_values(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Draw new values as `fresh_values` does, but keep what no `reset_parameters` draws."""
+    tensors = tensors_of(model)
     former = [(part, ..., part.clone()) for part in map(distinct, tensors.values())]
     try:
-        with seeded(seed, {tensor.device for tensor in whole.parameters()}):
-            for layer in whole.modules():
+        with seeded(seed, {tensor.device for tensor in model.parameters()}):
+            for layer in model.modules():
                 if offers(layer, HasResetParameters):
                     layer.reset_parameters()
         return {name: tensor.clone() for name, tensor in tensors.items()}
@@ -85,12 +99,12 @@ def seed_of_draw(seed: int, number: int) -> int:
 
 
 def not_resettable(model: nn.Module, chosen: Collection[Tensor] | None = None) -> list[str]:
-    """Return the names of layers with (chosen) parameters and no `reset_parameters` to draw them."""
+    """Return the names of layers with (chosen) parameters that no `reset_parameters` draws."""
     return [
         name or type(layer).__name__
         for name, layer in model.named_modules()
         if any(chosen is None or parameter in chosen for parameter in layer.parameters(recurse=False))
-        and not offers(layer, HasResetParameters)
+        and (computes_weights(layer) or not offers(layer, HasResetParameters))
     ]
 
 
@@ -112,7 +126,7 @@ def check_resettable(model: nn.Module, chosen: Iterable[Tensor]) -> None:
     """Raise a ValueError if some of the chosen parameters cannot be drawn by their layers."""
     if stuck := not_resettable(model, set(chosen)):
         raise ValueError(
-            f"`fresh_seed` is given, but {', '.join(stuck)} has parameters and no reset_parameters();"
+            f"`fresh_seed` is given, but {', '.join(stuck)} has parameters and no reset_parameters() that draws them;"
             " give it one, use the initial values, or leave it out by `where`"
         )
 

@@ -18,7 +18,7 @@ from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.initial_values import fresh_values, not_resettable, seed_of_draw, tensors_of
+from lightning_fire.methods.initial_values import drawn_values, not_resettable, seed_of_draw, tensors_of
 from lightning_fire.where.argument import check_model
 from lightning_fire.where.layers import plain
 from lightning_fire.where.trained import UNTRAINED, leaves_out, why_not_trained
@@ -205,7 +205,7 @@ class InjectedHead(nn.Module):
         Returns:
             The new values of the tensors of the head, and an idempotent function that adds the frozen copies.
         """
-        number, drawn = len(self.frozen), fresh_values(self.trained, seed)
+        number, drawn = len(self.frozen), drawn_values(self.trained, seed)
         frozen, taken_away = _frozen_copy(self.trained), _frozen_copy(self.trained)
         values = {tensor: drawn[name] for name, tensor in tensors_of(self.trained).items() if name not in kept}
         for name, tensor in tensors_of(taken_away).items():

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from lightning_fire.where.candidate import DEPTHWISE
@@ -109,6 +109,14 @@ def weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> tuple[nn.
         return own.get(name), ""
     trained = not all(map(why_not_trained, sources))
     return nn.Parameter(torch.empty(shape, device="meta"), requires_grad=trained), by
+
+
+def computes_weights(module: nn.Module) -> bool:
+    """Return whether a layer computes a weight from other parameters, as with `weight_norm`, old or new."""
+    own = [key for key, _ in module.named_parameters(recurse=False) if key.endswith(("_g", "_v", "_orig"))]
+    return parametrize.is_parametrized(module) or any(
+        isinstance(vars(module).get(key.rpartition("_")[0]), Tensor) for key in own
+    )
 
 
 def stored_shape(module: Any) -> tuple[int, ...]:

@@ -1,10 +1,20 @@
-"""Initial values that were taken before a model was compiled."""
+"""Initial values that were taken before a model was compiled, and new values of layers that compute their weights."""
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
-from lightning_fire import FullReset, L2Init, ShrinkAndPerturb, initial_values
+from lightning_fire import (
+    FullReset,
+    L2Init,
+    Parameters,
+    SelectiveWeightReinit,
+    ShrinkAndPerturb,
+    fresh_values,
+    full_reset_,
+    initial_values,
+)
 from lightning_fire.methods import Loop
 
 
@@ -21,3 +31,40 @@ def test_they_belong_to_the_compiled_model_too(method):
     else:
         method(compiled, loop)
         assert all(torch.equal(value, initial[name]) for name, value in model.state_dict().items())
+
+
+COMPUTED = {
+    "weight_norm": weight_norm,
+    "spectral_norm": spectral_norm,
+    "pruning": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    "new weight_norm": parametrizations.weight_norm,
+    "new spectral_norm": parametrizations.spectral_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("computed", COMPUTED.values(), ids=COMPUTED)
+def test_new_values_that_a_layer_would_lose_are_an_error(computed):
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), computed(nn.Linear(3, 2)))
+    initial = initial_values(model)
+    calls = {
+        "2 has a computed weight": lambda: full_reset_(model, fresh_values(model, 1)),
+        "`fresh_seed` is given, but 2": lambda: FullReset(fresh_seed=1)(model),
+        "but 2": lambda: ShrinkAndPerturb(fresh_seed=1)(model),
+        "2.* has parameters and no reset_parameters": lambda: SelectiveWeightReinit().attach(model),
+    }
+    for message, call in calls.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert all(torch.equal(value, initial[name]) for name, value in model.state_dict().items() if name in initial)
+    FullReset(fresh_seed=1, where=Parameters(include=["^0"]))(model)  # what can be drawn is drawn
+    assert not torch.equal(model[0].weight, initial["0.weight"])
+    full_reset_(model, initial)
+    assert torch.equal(model[0].weight, initial["0.weight"])
+
+
+def test_a_layer_that_cannot_draw_is_an_error_in_a_plain_call():
+    model = nn.Sequential(nn.Linear(4, 3), nn.PReLU())
+    model.token = nn.Parameter(torch.zeros(3))
+    with pytest.raises(ValueError, match=r"Sequential has parameters and no reset_parameters\(\) that draws them"):
+        FullReset(fresh_seed=1)(model)

@@ -55,6 +55,16 @@ def parameters_of(optimizers: Optimizers) -> set[Tensor]:
     return set[Tensor]().union(*map(stepped_by, [*listed(optimizers), *with_inner(optimizers)]))
 
 
+def resting(optimizers: Optimizers) -> set[Tensor]:
+    """Return the parameters of groups with a learning rate of 0 that no schedule raises, beside groups with another."""
+    found = set[Tensor]()
+    for optimizer in listed(optimizers):
+        rates = [bool(group.get("lr", 1)) or bool(group.get("initial_lr")) for group in optimizer.param_groups]
+        of = zip(rates, optimizer.param_groups, strict=True)
+        found |= {parameter for moves, group in of if any(rates) and not moves for parameter in group["params"]}
+    return found
+
+
 def stepped_by(optimizer: Optimizer) -> set[Tensor]:
     """Return the parameters that an optimizer steps."""
     return {parameter for group in optimizer.param_groups for parameter in group["params"]}

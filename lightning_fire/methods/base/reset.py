@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.selecting import trained_tensors
 from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.initial_values import check_resettable, fresh_values, initial_of
+from lightning_fire.methods.initial_values import check_resettable, drawn_values, initial_of
 from lightning_fire.where.trained import leaves_out
 
 
@@ -36,4 +36,5 @@ class ResetMethod(EventMethod):
         """Return the values to reset to at this event, by name."""
         if self.fresh_seed is None:
             return initial_of(model, training)
-        return fresh_values(model, self.fresh_seed + training.event)
+        check_resettable(model, trained_tensors(model, self.selection)[0].values())
+        return drawn_values(model, self.fresh_seed + training.event)

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from lightning_fire.methods.base.averages import averaged
 from lightning_fire.methods.base.copies import copies_in
-from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of
+from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of, resting
 from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.where import Parameters, Weights, WeightView
 from lightning_fire.where.argument import check_model, checked
@@ -40,6 +40,8 @@ def trained_by(
     parameters: list[Tensor] = list(model.parameters())
     if stepped is not None and not stepped.issuperset(parameters) and not stepped.issubset(parameters):
         stepped |= copies_in(given, parameters).keys()  # weights whose copies they step
+    if stepped is not None:
+        stepped -= resting(given)
     if of_averages := averaged(model):
         stepped = (set(parameters) if stepped is None else stepped) - of_averages
     if stepped is not None and parameters and stepped.isdisjoint(parameters):

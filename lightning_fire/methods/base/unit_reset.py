@@ -21,7 +21,7 @@ from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.copies import copies_in
 from lightning_fire.methods.base.ignored_passes import is_ignored
 from lightning_fire.methods.base.method import Attached, Method, verified
-from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of
+from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of, resting
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.transfers import sent
 from lightning_fire.methods.initial_values import drawn_by, seed_of_draw
@@ -198,7 +198,7 @@ def trained_resets(
     optimizers, whole = listed(training.optimizers), getattr(training, "together", model)
     copies = copies_in(optimizers, whole.parameters())
     if optimizers:
-        stepped = parameters_of(optimizers) | copies.keys()
+        stepped = (parameters_of(optimizers) | copies.keys()) - resting(optimizers)
         trained = {layer.name for layer in layers if stepped.issuperset(layer.parameters())}
         if not trained:
             raise ValueError("the given optimizers train no layer of these units: they may belong to another model")
