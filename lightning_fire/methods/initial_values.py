@@ -9,13 +9,14 @@ from torch.nn.parameter import is_lazy
 
 from lightning_fire._private import copy_with_own_tensors
 from lightning_fire.contracts import HasResetParameters, offers
-from lightning_fire.distributed import gathered
+from lightning_fire.distributed import gathered, warn
 from lightning_fire.methods.base.all_or_nothing import distinct, restore
 from lightning_fire.methods.base.seeded import seeded
 from lightning_fire.methods.base.several import as_one
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where.argument import check_model
 from lightning_fire.where.layers import plain
+from lightning_fire.where.selection import some
 from lightning_fire.where.weight_layers import computes_weights
 
 
@@ -46,10 +47,8 @@ def fresh_values(model: nn.Module | Sequence[nn.Module], seed: int) -> dict[str,
         seed: Seed of the draw.
 
     Returns:
-        All parameters and buffers by name; those that no `reset_parameters` draws have their current value.
-
-    Raises:
-        ValueError: If a layer would lose its draw, as it computes its weight, for instance by `weight_norm`.
+        All parameters and buffers by name; those that no `reset_parameters` draws, also as a layer computes its weight
+        (`weight_norm`), have their current value, with a warning.
 
     Example:
         >>> model = nn.Linear(2, 3)
@@ -57,17 +56,15 @@ def fresh_values(model: nn.Module | Sequence[nn.Module], seed: int) -> dict[str,
         True
     """
     whole = as_one(model)
-    if lost := [name or type(layer).__name__ for name, layer in whole.named_modules() if computes_weights(layer)]:
-        raise ValueError(
-            f"{', '.join(lost)} has a computed weight, as with weight_norm or pruning, and would lose new values:"
-            " use initial_values(model)"
-        )
-    return drawn_values(whole, seed)
+    values = drawn_values(whole, seed)
+    if stuck := not_resettable(whole):
+        warn(f"fresh_values keeps the values of {some(stuck)}: no reset_parameters() draws them", whole)
+    return values
 
 
 @torch.no_grad()
 def drawn_values(model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Draw new values as `fresh_values` does, but keep what no `reset_parameters` draws."""
+    """Draw new values as `fresh_values` does, without its warning."""
     tensors = tensors_of(model)
     former = [(part, ..., part.clone()) for part in map(distinct, tensors.values())]
     try:

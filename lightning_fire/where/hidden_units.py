@@ -146,7 +146,7 @@ class HiddenUnits(ByName):
             outgoing = ", ".join(map("".join, inputs))
             rows.append(Row(producer.name, producer.view.shape[:1], outgoing, reason or "taken"))
         if not layers:
-            reasons = some([f"{row.name}: {row.reason}" for row in rows], "; ") or "no layers ran"
+            reasons = some([f"{row.name}: {row.reason}" for row in rows], "; ") or "no layer of torch ran"
             raise ValueError(f"{self} finds no hidden units of {type(module).__name__}: {reasons}")
         return Selection(
             {layer.name: layer for layer in layers},

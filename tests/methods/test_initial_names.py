@@ -12,7 +12,6 @@ from lightning_fire import (
     SelectiveWeightReinit,
     ShrinkAndPerturb,
     fresh_values,
-    full_reset_,
     initial_values,
 )
 from lightning_fire.methods import Loop
@@ -48,7 +47,6 @@ def test_new_values_that_a_layer_would_lose_are_an_error(computed):
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), computed(nn.Linear(3, 2)))
     initial = initial_values(model)
     calls = {
-        "2 has a computed weight": lambda: full_reset_(model, fresh_values(model, 1)),
         "`fresh_seed` is given, but 2": lambda: FullReset(fresh_seed=1)(model),
         "but 2": lambda: ShrinkAndPerturb(fresh_seed=1)(model),
         "2.* has parameters and no reset_parameters": lambda: SelectiveWeightReinit().attach(model),
@@ -59,8 +57,8 @@ def test_new_values_that_a_layer_would_lose_are_an_error(computed):
     assert all(torch.equal(value, initial[name]) for name, value in model.state_dict().items() if name in initial)
     FullReset(fresh_seed=1, where=Parameters(include=["^0"]))(model)  # what can be drawn is drawn
     assert not torch.equal(model[0].weight, initial["0.weight"])
-    full_reset_(model, initial)
-    assert torch.equal(model[0].weight, initial["0.weight"])
+    with pytest.warns(UserWarning, match="fresh_values keeps the values of .*2.*: no reset_parameters"):
+        fresh_values(model, 1)
 
 
 def test_a_layer_that_cannot_draw_is_an_error_in_a_plain_call():
@@ -68,3 +66,5 @@ def test_a_layer_that_cannot_draw_is_an_error_in_a_plain_call():
     model.token = nn.Parameter(torch.zeros(3))
     with pytest.raises(ValueError, match=r"Sequential has parameters and no reset_parameters\(\) that draws them"):
         FullReset(fresh_seed=1)(model)
+    with pytest.warns(UserWarning, match="fresh_values keeps the values of Sequential: no reset_parameters"):
+        assert not torch.equal(fresh_values(model, 1)["0.weight"], model[0].weight)

@@ -76,7 +76,7 @@ def follow_policy(policy: OptimizerPolicy, optimizers: Optimizers, touched: Iter
 
 def _begin(what: Known, chosen: set[Tensor] | None) -> Iterator[str]:
     """Reset the state of parameters; yield a sentence if their next steps will differ from those of a new optimizer."""
-    kind = type(what.root).__name__
+    kind = type(with_inner([what.root])[-1]).__name__  # of a wrapper: what it wraps
     with_state = {key for part, _ in what.parts for key in part.state if isinstance(key, Tensor)}
     if chosen is not None and with_state and with_state <= chosen:
         chosen = None
