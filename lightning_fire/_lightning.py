@@ -5,6 +5,7 @@ Tested with lightning 2.6.6: new releases are checked against this file. It impo
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,6 +86,15 @@ def epochs_of_training(trainer: "Trainer") -> int | None:
     """Return `max_epochs` without the extra epoch of StochasticWeightAveraging, which trains no weight."""
     kept = (getattr(each, "_max_epochs", None) for each in undeclared(trainer).callbacks if is_a(each, _AVERAGING))
     return next((epochs for epochs in kept if epochs and epochs + 1 == trainer.max_epochs), trainer.max_epochs)
+
+
+def ends_search(trainer: "Trainer") -> bool:
+    """Return whether LearningRateFinder or BatchSizeFinder wrote the checkpoint being loaded, before its search.
+
+    It brings the Trainer back to where it was, and is not that of an interrupted training. `trainer.ckpt_path` is its
+    path from then on.
+    """
+    return Path(trainer.ckpt_path or "").name.lstrip(".").startswith(("lr_find_", "scale_batch_size_"))
 
 
 def load_states_of_loaders(trainer: "Trainer") -> None:

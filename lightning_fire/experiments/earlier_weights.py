@@ -1,9 +1,11 @@
 """Callback that starts a fit from the weights of an earlier training."""
 
+from typing import Any
+
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
-from lightning_fire._lightning import undeclared
+from lightning_fire._lightning import ends_search, undeclared
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.progress import Progress
 from lightning_fire.checkpoints.earlier_training import digest_of, read_earlier_training
@@ -29,9 +31,14 @@ class EarlierWeights(Checkpoint):
     def __init__(self, path: str, sha256: str, only_data: bool = False):
         self.path, self.sha256, self.only_data = path, sha256, only_data
         self._loaded: float | None = None
+        self._resumed = False  # whether the fit that begins has loaded a checkpoint of its own training
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._resumed |= not ends_search(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.ckpt_path:  # of this training, which was interrupted
+        resumed, self._resumed = self._resumed, False
+        if resumed:
             return
         for callback in undeclared(trainer).callbacks:
             if isinstance(progress := getattr(callback, "progress", None), Progress):

@@ -4,7 +4,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from small_training import (
     PlainData,
@@ -106,6 +106,13 @@ def test_layers_that_are_made_when_training_begins_are_reset_too(kind):
     assert "late.weight" in start.state
     for name, tensor in start.state.items():
         assert torch.equal(callback.seen[-1][1][name], tensor), name
+
+
+def test_late_layers_are_reset_after_a_search_of_lightning(tmp_path):
+    callback, search = Snapshots(FullReset()), LearningRateFinder(num_training_steps=3, update_attr=False)
+    start = Start()
+    fitted(search, callback, start, module=Late(), default_root_dir=tmp_path)
+    assert torch.equal(callback.seen[-1][1]["late.weight"], start.state["late.weight"])
 
 
 def test_late_layers_and_a_checkpoint_of_a_run_without_full_reset(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 import torch
 import yaml
 from instantaneous_runs import Instantaneous
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LearningRateFinder, ModelCheckpoint
 from small_training import PlainData, PlainModule, assert_same_weights, initial_state, snapshots_of
 from small_training import fitted as fitted_without
 from tiny_recipe import FIRE, error_of, tiny_recipe
@@ -37,6 +37,14 @@ def test_a_method_acts_when_training_begins_on_the_old_weights(old):
     path, module = old
     fire = snapshots_of(PlasticityCallback)(Fire())
     fitted(fire, start(path), data=PlainData(), max_epochs=2)
+    ((before, _, _),) = fire.seen
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_a_search_before_training_starts_from_the_old_weights_too(old, tmp_path):
+    path, module = old
+    fire, search = snapshots_of(PlasticityCallback)(Fire()), LearningRateFinder(num_training_steps=3, update_attr=False)
+    fitted(fire, search, start(path), data=PlainData(), max_epochs=1, default_root_dir=tmp_path)
     ((before, _, _),) = fire.seen
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 

@@ -136,7 +136,7 @@ class EventCallback(MethodCallback):
         self._explanation, self._idle = explain(self.when, self.progress, trainer, self.changes_weights)
         if self._idle:
             resumed = ""
-            if trainer.ckpt_path and not time.follows_finished:
+            if time.resumed and not time.follows_finished:
                 resumed = ", which is right if you resume an interrupted training"
                 resumed += f", in which it acted {self.num_events} time(s)" if self.num_events else ""
             tell = rank_zero_warn if time.follows_finished or (awaits and num_chunks == 1) else inform
@@ -188,7 +188,7 @@ class EventCallback(MethodCallback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_fit_end(trainer, pl_module)
-        if trainer.ckpt_path and not self.progress.fitting:
+        if self.progress.resumed and not self.progress.fitting:
             inform(
                 f"{self.title} did not act, as no batch was trained: the checkpoint is at epoch"
                 f" {trainer.current_epoch}, step {trainer.global_step}, and the Trainer ends at"

@@ -28,15 +28,15 @@ class KeptInitialValues:
         if values is not None:
             self.values, self._settled = values, True
 
-    def complete(self, trainer: Trainer, module: LightningModule) -> None:
-        """Make the values final, equal on every rank."""
+    def complete(self, trainer: Trainer, module: LightningModule, resumed: bool) -> None:
+        """Make the values final, equal on every rank; `resumed`: whether this fit has loaded a checkpoint."""
         if not self._settled:
-            own = initial_values(module) if trainer.ckpt_path is None else self.values
+            own = self.values if resumed else initial_values(module)
             self.values = trainer.strategy.broadcast(own)
         if unknown := unknown_in(self.values or {}, module):
             why = (
                 "they were not in the module in an earlier fit of this callback. Make a new callback for a new training"
-                if trainer.ckpt_path is None
+                if not resumed
                 else "the checkpoint was written without this callback, and the layers are made in configure_model() or"
                 " setup(). Make them in __init__, or use the callback from the first fit on"
             )

@@ -10,7 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_fire._lightning import undeclared
+from lightning_fire._lightning import ends_search, undeclared
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Progress
 from lightning_fire.callbacks.probing.batches import BatchInHand
@@ -134,6 +134,10 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
             )
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if ends_search(trainer):
+            checkpoint["callbacks"].pop(self.state_key, None)  # it has this state, and a resume would forget the data
+            return
+        self.progress.resumed = True
         self.progress.return_to_epoch_end(checkpoint)
         if self.state_key not in checkpoint["callbacks"]:
             self.progress.take_data_of(checkpoint["callbacks"])
@@ -153,12 +157,12 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
             for sentence in self.check(pl_module):
                 inform(f"{self.title} {sentence}.")
         if self.initial is not None and not trainer.strategy.restore_checkpoint_after_setup:
-            self.initial.complete(trainer, pl_module)
+            self.initial.complete(trainer, pl_module, self.progress.resumed)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.progress.start(trainer)
         if self.initial is not None and trainer.strategy.restore_checkpoint_after_setup:
-            self.initial.complete(trainer, pl_module)  # on_fit_start came before the checkpoint
+            self.initial.complete(trainer, pl_module, self.progress.resumed)  # on_fit_start came before the checkpoint
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._given = BatchInHand(trainer, pl_module, batch)

@@ -31,13 +31,13 @@ def explain(schedule: Schedule, time: Progress, trainer: Trainer, changes_weight
     if False in kinds or unknown or (may_change and (seen or num_chunks is not None)):
         return explanation, False
     skip_none = "use when=AtNewData(skip_first=False)"
-    if not seen and not changes_weights and not trainer.ckpt_path:
+    if not seen and not changes_weights and not time.resumed:
         new = "A fit without ckpt_path begins with new optimizers and schedules: nothing is to do"
         return f"{explanation}. {new}", not may_change
     if not seen:
         return f"{explanation}. If this process continues from weights trained before, {skip_none}", not may_change
     advice = (
-        f"If the data is newer than that of the {'checkpoint' if trainer.ckpt_path else 'fit before'}, give"
+        f"If the data is newer than that of the {'checkpoint' if time.resumed else 'fit before'}, give"
         f" {type(source).__name__} a whole-number `chunk`, such as the month, or call announce_new_data(trainer)"
         f" before fit{'' if on_first else f', or {skip_none}'}"
     )

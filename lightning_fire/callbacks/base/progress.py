@@ -45,7 +45,8 @@ class Progress:
         self._announced = False
         self._source: list[Callable[[], Any]] | None = None  # weak references to the data last compared
         self.fitting = False  # whether batches have been or will be trained in the current fit
-        self._restored = False
+        self.resumed = False  # whether the current fit has loaded a checkpoint
+        self._restored = False  # whether it had the state of this
         self._horizon = Horizon()  # of the current fit
         self.follows_finished = False  # whether this fit continues after the end of the fit that wrote its checkpoint
 
@@ -57,7 +58,7 @@ class Progress:
     def prepare(self) -> None:
         """Prepare for a fit, before its checkpoint and its data are loaded."""
         self._epoch = self._last_read = None
-        self.fitting = self._restored = self.follows_finished = False
+        self.fitting = self.resumed = self._restored = self.follows_finished = False
 
     def return_to_epoch_end(self, checkpoint: dict[str, Any]) -> None:
         """Let Lightning finish an epoch after its last batch, if a schedule waits for metrics logged at its end."""

@@ -5,9 +5,10 @@ import warnings
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
 from recorder import Recorder
-from small_training import PlainData, PlainModule, assert_same_weights, fitted, trainer
+from small_training import PlainData, PlainModule, assert_same_weights, dataset, fitted, trainer
+from torch.utils.data import DataLoader
 
 from lightning_fire import (
     AtEpochs,
@@ -250,3 +251,48 @@ def test_a_resumed_run_with_earlier_events_does_not_log_that_it_was_never_due(tm
         caplog.clear()
         fitted(Recorder(AtEpochs([1])), data=PlainData(), max_epochs=3, ckpt_path=tmp_path / "step=8.ckpt")
     assert logged(caplog) == ["Recorder did not act in this fit; in earlier fits it acted 1 time(s)."]
+
+
+# --- searches of Lightning before training ---------------------------------------------------------------------------
+
+
+FINDERS = {
+    "learning rate": lambda: LearningRateFinder(num_training_steps=3, update_attr=False),
+    "batch size": lambda: BatchSizeFinder(init_val=6, max_trials=1, steps_per_trial=1),
+}
+
+
+class Sized(PlainData):
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        self.batch_size = 6
+
+    def train_dataloader(self):
+        return DataLoader(dataset(seed=self.seed), self.batch_size)
+
+
+@pytest.mark.parametrize("finder", FINDERS)
+def test_a_search_before_training_is_not_a_resume(tmp_path, finder, caplog):
+    recorder, module, first = Recorder(), PlainModule(), Sized()
+    options = {"default_root_dir": tmp_path, "reload_dataloaders_every_n_epochs": 0}
+    this = trainer(recorder, FINDERS[finder](), max_epochs=1, **options)
+    with caplog.at_level(logging.INFO):
+        this.fit(module, datamodule=first)
+        for epochs, data in ((2, first), (3, Sized(seed=1))):
+            this.fit_loop.max_epochs = epochs
+            this.fit(module, datamodule=data)
+    assert [epoch for epoch, _ in recorder.acted_at] == [2]
+    before = [text for text in logged(caplog) if "will not act" in text]
+    assert len(before) == 2
+    assert not any("resume" in text for text in before)
+    assert "than that of the fit before" in before[1]
+
+
+def test_a_resume_is_one_with_a_search_before_it(tmp_path, caplog):
+    checkpoint, recorder, search = last_month(tmp_path), Recorder(), FINDERS["learning rate"]()
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        train(recorder, PlainData(1), search, ckpt_path=checkpoint, max_epochs=4, default_root_dir=tmp_path)
+    assert recorder.acted_at == []
+    assert "which is right if you resume an interrupted training" in logged(caplog)[0]
+    assert "If the data is newer than that of the checkpoint" in logged(caplog)[0]
