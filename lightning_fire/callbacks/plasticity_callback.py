@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
@@ -13,7 +14,7 @@ from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.log import log_now, loss_scale
 from lightning_fire.callbacks.base.log_options import Log
-from lightning_fire.callbacks.probing.batches import BatchInHand
+from lightning_fire.callbacks.probing.batches import BatchInHand, why_not_run
 from lightning_fire.messages import inform
 from lightning_fire.methods import Change, EventMethod, Method, StepMethod
 from lightning_fire.methods.base.averages import averages_in, networks_of
@@ -49,8 +50,8 @@ class PlasticityCallback(EventCallback):
         ValueError: If an argument is out of range, or a schedule is given for a method that acts at every step; before
             training, if nothing is selected; at an event, if a weight has a NaN or Inf; the module is unchanged then.
         MisconfigurationException: Before training, if the schedule can never be due, the strategy splits weights, the
-            method needs initial values that are not known, or the method needs `loss_on` and the module, which
-            optimizes manually, does not have it.
+            method needs initial values that are not known, or the method needs batches and the module cannot be run on
+            them, as in manual optimization without `loss_on`.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -109,6 +110,8 @@ class PlasticityCallback(EventCallback):
         return planned(self.method, pl_module, _FitTraining(self.given, self))
 
     def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.method.needs_batches and not self._idle and (reason := why_not_run(trainer, pl_module)):
+            raise MisconfigurationException(f"{self.title} cannot run the module: {reason}.")
         training = _FitTraining(self.given, self)
         with self.selecting(trainer, pl_module):
             if isinstance(self.method, StepMethod):

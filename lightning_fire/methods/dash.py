@@ -54,6 +54,7 @@ class DASH(EventMethod):
     name: ClassVar[str] = "dash"
     default_where: ClassVar[Weights] = Weights(preset="cnn", vectors=True)
     measures_curvature: ClassVar[bool] = True
+    needs_batches: ClassVar[bool] = True
 
     alpha: float = 0.3
     minimum: float = 0.3

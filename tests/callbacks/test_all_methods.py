@@ -134,7 +134,8 @@ def test_manual_optimization_requires_loss_on(name):
 
     asked = r"say how to run the module on a batch, by a method loss_on\(batch\) of the module"
     with pytest.raises(MisconfigurationException, match=asked):
-        fitted(callback_of(name), module=Manual())
+        fitted(callback_of(name), module=(module := Manual()))
+    assert module.global_step == 0
     torch.manual_seed(0)
     module = fitted(callback_of(name), module=WithLoss())
     assert_same_weights(module, fitted(callback_of(name)))

@@ -43,6 +43,7 @@ class Method(OfOneLibrary):
         kind: A selection whose class `where` must have, if not that of `default_where`.
         acts_on_shards: Whether it can act where the weights are sharded (DTensor).
         needs_initial_values: Whether it uses `Training.initial`.
+        needs_batches: Whether it uses `Training.forward` or `Training.gradients`.
     """
 
     name: ClassVar[str] = "method"
@@ -51,6 +52,7 @@ class Method(OfOneLibrary):
     kind: ClassVar[Any] = None
     acts_on_shards: Any = False
     needs_initial_values: Any = False
+    needs_batches: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Check the settings that all methods share; dataclasses call it after `__init__`."""

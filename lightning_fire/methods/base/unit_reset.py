@@ -109,6 +109,7 @@ class OfUnits(Method):
     """Mixin of methods on hidden units, which are found by running the model."""
 
     default_where: ClassVar[HiddenUnits] = HiddenUnits()
+    needs_batches: ClassVar[bool] = True
 
     def check(self, model: nn.Module) -> Sequence[str]:
         """Check nothing: units are found by running the model."""
