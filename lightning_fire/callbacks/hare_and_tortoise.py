@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_fire import methods
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.log_options import Log
+from lightning_fire.callbacks.base.method import optimizers_of
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.tortoise import check_momentum
 from lightning_fire.when import EveryNEpochs, Horizon, Schedule
@@ -55,7 +56,7 @@ class HareAndTortoise(EventCallback):
         self._method.step()
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        change: Change = self._method.plan(self.logs.weights, trainer.optimizers)
+        change: Change = self._method.plan(self.logs.weights, optimizers_of(trainer, pl_module))
         return change
 
     @torch.inference_mode(False)  # clones made here are written to outside of inference mode
@@ -66,7 +67,7 @@ class HareAndTortoise(EventCallback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._swapped is not None:
-            self._swapped.swap(trainer.optimizers if trainer.training or trainer.validating else ())
+            self._swapped.swap(optimizers_of(trainer, pl_module) if trainer.training or trainer.validating else ())
             self._swapped = None
 
     on_test_start = on_predict_start = on_validation_start

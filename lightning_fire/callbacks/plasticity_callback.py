@@ -14,6 +14,7 @@ from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.log import log_now, loss_scale
 from lightning_fire.callbacks.base.log_options import Log
+from lightning_fire.callbacks.base.method import optimizers_of
 from lightning_fire.callbacks.probing.batches import BatchInHand, why_not_run
 from lightning_fire.messages import inform
 from lightning_fire.methods import Change, EventMethod, Method, StepMethod
@@ -177,13 +178,13 @@ class PlasticityCallback(EventCallback):
 
 
 class _FitTraining:
-    """The `methods.Training` of a fit: the Trainer's optimizers, the current batch, and the next ones.
+    """The `methods.Training` of a fit: its optimizers, the current batch, and the next ones.
 
     Its ranks are those of the Trainer, which may be a single process in a group of independent trainings.
     """
 
     def __init__(self, given: BatchInHand, callback: EventCallback):
-        self._trainer, self._initial = given.trainer, callback.initial
+        self._trainer, self._module, self._initial = given.trainer, given.module, callback.initial
         self.paused = callback.paused_parameters(given.module)
         self.event, self.measure = callback.num_events + 1, callback.logs.weights
         self.ranks = given.trainer.world_size
@@ -192,8 +193,8 @@ class _FitTraining:
 
     @property
     def optimizers(self) -> Sequence[Any]:
-        """Optimizers of the Trainer, also after a replacement."""
-        return self._trainer.optimizers
+        """Optimizers of the Trainer and of the module, also after a replacement."""
+        return optimizers_of(self._trainer, self._module)
 
     @property
     def averages(self) -> Sequence[Any]:

@@ -93,25 +93,47 @@ def test_a_reset_of_optimizers_acts_beside_an_optimizer_of_copies():
     assert callback.num_events == 1
 
 
-def test_a_module_that_steps_by_itself_is_changed_by_requires_grad():
-    """Lightning then has an optimizer of its own, of nothing."""
+class Alone(PlainModule):
+    """Steps its own optimizer: Lightning then has one of its own, of nothing."""
 
-    class Alone(PlainModule):
-        def __init__(self):
-            super().__init__()
-            self.automatic_optimization, self.own = False, torch.optim.Adam(self.net.parameters(), lr=1e-2)
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization, self.own = False, [torch.optim.Adam(self.net[:4].parameters(), lr=1e-2)]
+        self.head = nn.Linear(3, 3)
 
-        def training_step(self, batch, batch_idx):
-            self.own.zero_grad()
-            super().training_step(batch, batch_idx).backward()
-            self.own.step()
+    def training_step(self, batch, batch_idx):
+        self.own[0].zero_grad()
+        super().training_step(batch, batch_idx).backward()
+        self.own[0].step()
 
-        def configure_optimizers(self):
-            return None
+    def configure_optimizers(self):
+        return None
 
-    callback = FIRECallback(AtEpochs([1]))
-    with pytest.warns(UserWarning, match="no optimizer"):
-        fitted(callback, module=Alone(), data=PlainData(), max_epochs=2)
+
+@pytest.mark.filterwarnings("ignore:.*returned `None`, this fit will run with no optimizer")
+def test_an_optimizer_that_only_the_module_holds_is_known():
+    class Watched(FIRECallback):
+        def at(self, trainer, pl_module, clock):
+            before = self.num_events
+            super().at(trainer, pl_module, clock)
+            if self.num_events > before:
+                self.left = {name for name, p in pl_module.named_parameters() if p in pl_module.own[0].state}
+                self.heads = pl_module.head.weight.clone(), head
+
+    module, callback = Alone(), Watched(AtEpochs([1]))
+    head = module.head.weight.clone()
+    fitted(callback, module=module, data=PlainData(), max_epochs=2)
+    assert callback.left == {"net.0.bias", "net.1.weight", "net.1.bias", "net.3.bias"}
+    assert torch.equal(*callback.heads)
+
+
+@pytest.mark.filterwarnings("ignore:.*returned `None`, this fit will run with no optimizer")
+def test_a_module_whose_optimizer_is_not_found_is_changed_by_requires_grad_with_a_warning():
+    module, callback = Alone(), FIRECallback(AtEpochs([1]))
+    optimizer = module.own[0]
+    module.own = type("Hidden", (), {"__getitem__": lambda self, index: optimizer})()
+    with pytest.warns(UserWarning, match="FIRECallback finds no optimizer of Alone"):
+        fitted(callback, module=module, data=PlainData(), max_epochs=2)
     assert callback.num_events == 1
 
 

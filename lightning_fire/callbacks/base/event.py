@@ -13,7 +13,7 @@ from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.learning_rate import RateAfterEvent
 from lightning_fire.callbacks.base.log import log_now, mark_event
 from lightning_fire.callbacks.base.log_options import Log, log_of
-from lightning_fire.callbacks.base.method import MethodCallback
+from lightning_fire.callbacks.base.method import MethodCallback, optimizers_of
 from lightning_fire.callbacks.base.neighbours import reset_other_callbacks, same_callbacks_after_error
 from lightning_fire.callbacks.base.new_data_messages import (
     ASKS_ONCE,
@@ -128,6 +128,12 @@ class EventCallback(MethodCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         name, source, time = self.title, data_source_of(trainer), self.progress
+        unknown = not pl_module.automatic_optimization and not optimizers_of(trainer, pl_module)
+        if unknown and self.replaces_weights and not isinstance(self.when, Never):
+            rank_zero_warn(
+                f"{name} finds no optimizer of {type(pl_module).__name__}, and drops no optimizer state at an event:"
+                " return the optimizer in configure_optimizers, or keep it in an attribute of the module."
+            )
         num_chunks = num_chunks_of(source)
         self._awaits = awaits = awaits_new_data(self.when) and not time.has_seen_data
         self._events_before, self._first_chunk = self.num_events, chunk_of(source)

@@ -16,6 +16,7 @@ from lightning_fire.callbacks.base.progress import Progress
 from lightning_fire.callbacks.probing.batches import BatchInHand
 from lightning_fire.functional.checks import at_least
 from lightning_fire.messages import inform, rank_zero_warn
+from lightning_fire.methods.base.optimizers import held_by, listed, with_inner
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.base.wrong_library import CallbackOfOneLibrary
 from lightning_fire.when import Clock, Horizon
@@ -26,6 +27,14 @@ _HIDING = {
     "DeepSpeedStrategy",
     "XLAFSDPStrategy",
 }  # flatten weights or keep copies
+
+
+def optimizers_of(trainer: Trainer, pl_module: LightningModule) -> list[Any]:
+    """Return the optimizers of the Trainer and those that a module with manual optimization holds in attributes."""
+    known = listed(trainer.optimizers)
+    states = {id(optimizer.state) for optimizer in with_inner(known)}  # Lightning's wrappers share it
+    own = () if pl_module.automatic_optimization else held_by(pl_module)
+    return [*known, *(optimizer for optimizer in own if id(optimizer.state) not in states)]
 
 
 class MethodCallback(CallbackOfOneLibrary, Callback):
@@ -143,14 +152,14 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
             self.progress.take_data_of(checkpoint["callbacks"])
 
     def selecting(self, trainer: Trainer, pl_module: LightningModule) -> AbstractContextManager[Any]:
-        """Context manager: selections take only what the optimizers of the Trainer train.
+        """Context manager: selections take only what the optimizers train, see `optimizers_of`.
 
         A method that replaces no weights, such as an optimizer reset, can also act with optimizers that keep copies of
         weights.
         """
         if not getattr(self, "replaces_weights", True):
             return nullcontext()
-        return trained_by(pl_module, trainer.optimizers, self.paused_parameters(pl_module))
+        return trained_by(pl_module, optimizers_of(trainer, pl_module), self.paused_parameters(pl_module))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         with self.selecting(trainer, pl_module):

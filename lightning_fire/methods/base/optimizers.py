@@ -11,6 +11,8 @@ from lightning_fire._private import is_a
 
 Optimizers = Optimizer | Iterable[Optimizer] | Mapping[Any, Optimizer]
 
+_SHORT = 100  # longer containers, such as a replay buffer, are not searched
+
 
 def listed(optimizers: Optimizers) -> list[Optimizer]:
     """Return one optimizer, several, or those of a mapping as a list.
@@ -63,6 +65,14 @@ def resting(optimizers: Optimizers) -> set[Tensor]:
         of = zip(rates, optimizer.param_groups, strict=True)
         found |= {parameter for moves, group in of if any(rates) and not moves for parameter in group["params"]}
     return found
+
+
+def held_by(model: nn.Module) -> list[Optimizer]:
+    """Return the optimizers in attributes of a model and its submodules, also in short lists and dicts."""
+    attributes = (value for part in model.modules() for value in vars(part).values())
+    short = (value for value in attributes if not (isinstance(value, Mapping | list | tuple) and len(value) > _SHORT))
+    held = (inner for value in short for inner in leaves(value) if _is_optimizer(inner))
+    return list({id(each): each for each in held}.values())
 
 
 def stepped_by(optimizer: Optimizer) -> set[Tensor]:
