@@ -191,6 +191,13 @@ def test_other_mistakes(model):
         methods.dash_(model, model(X).sum())
 
 
+@pytest.mark.parametrize("method", [methods.FIRE(), methods.FullReset(fresh_seed=0), methods.DASH()], ids=repr)
+def test_a_model_without_values_is_told_how_to_make_them(method):
+    model = network().to("meta")
+    with pytest.raises(ValueError, match=r"no values yet in .*0\.weight.* \(meta device\).*to_empty"):
+        method(model, methods.Loop(torch.optim.SGD(model.parameters(), 0.1)))
+
+
 class Foreign:
     """An optimizer as of fastai: a `state` by parameter, in which it also keeps settings."""
 

@@ -292,6 +292,19 @@ def test_only_the_last_of_several_events_is_verified():
     assert not torch.equal(model[0].weight, old["0.weight"])
 
 
+def test_an_event_is_tried_and_rejected_on_a_copy_as_the_error_says():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    fire_(trial := copy.deepcopy(model))
+    assert not torch.equal(trial[0].weight, model[0].weight)
+    step(model, optimizer, 3)
+    old = copy.deepcopy(model.state_dict())
+    fire_(model, optimizers=optimizer)
+    model.load_state_dict(old)
+    with pytest.raises(RuntimeError, match=r"To try an event and reject it, act on a copy: `trial = copy\.deepcopy"):
+        step(model, optimizer)
+
+
 def test_hooks_of_others_run_and_are_kept():
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

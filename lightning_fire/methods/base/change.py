@@ -22,6 +22,7 @@ from lightning_fire.methods.base.all_or_nothing import (
 from lightning_fire.methods.base.report import COLUMNS, Report, differences, matrices_in_words, report_of
 from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import Weights, WeightView
+from lightning_fire.where.selection import some
 
 _ENTRIES = 2**22  # entries of a batch, 16 MB in float32: one larger matrix fills a GPU
 
@@ -179,6 +180,7 @@ def measured(change: Change, model: nn.Module, measure: bool = True) -> Change:
     if change.report is not None:
         return change
     weights = measurable(model, change.values) if measure and change.values else ()
+    require_data({view.name: view.parameter for view in weights})
     copies = _copies(weights, change.values)
     rows: dict[int, Tensor] = {}
     for batch in _batches(weights, range(len(weights))):
@@ -203,8 +205,9 @@ def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> Non
     """Raise a ValueError that names each tensor that holds a NaN or Inf, on all ranks that share the work.
 
     Each rank checks its part of sharded tensors. `by_ranks`: each rank holds finite placeholders for the weights of
-    others.
+    others. Tensors on the meta device are an error, too.
     """
+    require_data(tensors)
     found = [~_is_finite(tensor) for tensor in tensors.values()]  # on the devices of the tensors
     flags = torch.stack([flag.to(found[0].device) for flag in found]).int()
     if by_ranks or any(is_sharded(tensor) for tensor in tensors.values()):
@@ -213,6 +216,15 @@ def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> Non
         raise ValueError(
             f"NaN or Inf in {', '.join(broken)}: training has diverged; no weight has been changed."
             " Resume from an earlier checkpoint, or lower the learning rate."
+        )
+
+
+def require_data(tensors: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError that names each tensor on the meta device, which has no values."""
+    if empty := [name for name, tensor in tensors.items() if tensor.is_meta]:
+        raise ValueError(
+            f"no values yet in {some(empty)} (meta device): first make them, by `model.to_empty(device=…)` and an"
+            " initialization, or by `model.load_state_dict(…, assign=True)`"
         )
 
 

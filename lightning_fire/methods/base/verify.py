@@ -223,7 +223,8 @@ def _message(names: Sequence[str], time: str, optimizer: str) -> str:
         "in": f"{optimizer} steps from copies of its own, such as float32 master weights. Re-create the optimizer"
         " after the event, or copy the weights of the model into its copies",
         "before": "They have been overwritten since the event: by a checkpoint or a state_dict that was loaded, by an"
-        " average that was swapped in, or by a trainer that keeps copies of the weights",
+        " average that was swapped in, or by a trainer that keeps copies of the weights. To try an event and reject it,"
+        " act on a copy: `trial = copy.deepcopy(model)`",
         "after": "They are overwritten after a step: by copies from which the loop steps, such as float32 master"
         " weights, by an average that was swapped in, or by a checkpoint that was loaded",
     }
