@@ -138,7 +138,7 @@ def vanished(rows: Mapping[str, Row], suite: Suite) -> tuple[str, str]:
     for name, of in lost.items():
         if shown[name]:
             table.append([name, str(shown[name]), *(", ".join(methods) or "none" for methods in of)])
-    told = "Of {} differences that five seeds show, ten do not show {}, and {} more are not shown after the correction."
+    told = "Of {} differences that five seeds show, {} are not shown by ten, and {} more not after the correction."
     return f"{told.format(sum(shown.values()), *counts)}\n", markdown(table, False)
 
 

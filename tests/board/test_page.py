@@ -71,7 +71,7 @@ def test_a_cell_has_one_result_with_its_interval_a_mark_and_a_link(rows):
 
 def test_what_five_seeds_showed_and_ten_do_not_is_told(rows):
     told, table = SCRIPT["vanished"](rows, SUITE)
-    assert told.startswith("Of 7 differences that five seeds show, ten do not show 1, and 0 more are not shown after")
+    assert told.startswith("Of 7 differences that five seeds show, 1 are not shown by ten, and 0 more not after")
     assert "| random_labels | 7 | `redo` | none |" in table
     _, *five = SCRIPT["alone"](rows["redo"], SUITE.tasks["random_labels"], "vanilla", 5)
     assert five == pytest.approx((0.976, 1.224), abs=1e-3)
