@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from torch import nn
 
-_CASTS = {"to", "type", "type_as", "float", "half", "bfloat16", "contiguous"}
-_PRODUCTS = {"linear": 1, "matmul": 1, "mm": 1, "bmm": 1, "addmm": 2, "baddbmm": 2}  # position of the weight
+CASTS = {"to", "type", "type_as", "float", "half", "bfloat16", "contiguous"}
+PRODUCTS = {"linear": 1, "matmul": 1, "mm": 1, "bmm": 1, "addmm": 2, "baddbmm": 2}  # position of the weight
 _LAST_TWO = ({-2, -1}, {1, 2})
 
 
@@ -51,7 +51,7 @@ def usages(kind: type) -> Mapping[str, Usage]:
 @cache
 def _usages(kind: type) -> Mapping[str, Usage]:
     found: dict[str, set[Usage]] = {}
-    for method in _methods(kind):
+    for method in methods_of(kind):
         scope = _scope(method)
         for node in ast.walk(method):
             for operand, layout in _operands(node, scope):
@@ -78,7 +78,7 @@ def _scope(method: ast.FunctionDef) -> _Scope:
 def halves(kind: type) -> Literal["", "halves", "interleaved"]:
     """Return how a class splits the outputs of a layer into halves: `x.chunk(2, …)`, or `x[..., ::2]`."""
     chunks, steps = False, False
-    for node in (node for method in _methods(kind) for node in ast.walk(method)):
+    for node in (node for method in methods_of(kind) for node in ast.walk(method)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "chunk":
             arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "chunks")]
             chunks |= any(isinstance(each, ast.Constant) and each.value == 2 for each in arguments)
@@ -87,7 +87,7 @@ def halves(kind: type) -> Literal["", "halves", "interleaved"]:
 
 
 @cache
-def _methods(kind: type) -> tuple[ast.FunctionDef, ...]:
+def methods_of(kind: type) -> tuple[ast.FunctionDef, ...]:
     """Return the syntax trees of the methods of a class except its constructor; none without the source."""
     methods: dict[str, ast.FunctionDef] = {}
     for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
@@ -106,15 +106,15 @@ def _operands(node: ast.AST, scope: _Scope) -> Iterator[tuple[ast.expr, Literal[
     """Yield the operands used as weights in products, with their layouts."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         sides = [node.left, node.right]
-    elif isinstance(node, ast.Call) and (name := _name(node.func)) in _PRODUCTS:
-        at = _PRODUCTS[name]
+    elif isinstance(node, ast.Call) and (name := called(node.func)) in PRODUCTS:
+        at = PRODUCTS[name]
         named = [keyword.value for keyword in node.keywords if keyword.arg in ("weight", "mat2", "batch2", "other")]
         sides = [*node.args[at - 1 : at + 1], *named][:2]
         if name == "linear":
             yield from ((side, "out_in") for side in sides[1:])
             return
     else:
-        if isinstance(node, ast.Call) and _name(node.func) == "einsum":
+        if isinstance(node, ast.Call) and called(node.func) == "einsum":
             yield from _of_einsum(node.args)
         return
     known = [_parameter(side, "out_in", scope)[0] for side in sides]
@@ -138,7 +138,8 @@ def _of_einsum(arguments: Sequence[ast.expr]) -> Iterator[tuple[ast.expr, Litera
                     yield operand, "in_out" if summed[-2:] == "io" else "out_in"
 
 
-def _name(function: ast.expr) -> str:
+def called(function: ast.expr) -> str:
+    """Return the name of a called function, without the modules or object before it."""
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
@@ -161,7 +162,7 @@ def _parameter(
             dims = {_number(first), _number(second)}
             if dims in _LAST_TWO or dims == {0, 1}:
                 return _parameter(inner, turned, scope, indexed)
-        case ast.Call(func=ast.Attribute(value=inner, attr=attr)) if attr in _CASTS:
+        case ast.Call(func=ast.Attribute(value=inner, attr=attr)) if attr in CASTS:
             return _parameter(inner, layout, scope, indexed)
         case ast.Subscript(value=inner, slice=ast.Name() | ast.Constant()):
             return _parameter(inner, layout, scope, True)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from lightning_fire.where.candidate import DEPTHWISE
+from lightning_fire.where.factors import OTHER, factors_of_weight
 from lightning_fire.where.fused import classes_of
 from lightning_fire.where.trained import why_not_trained
 from lightning_fire.where.usage import usages
@@ -71,10 +72,15 @@ def layout_of(module: nn.Module) -> Layout:
 
 
 def rescales(module: nn.Module) -> str:
-    """Return the reason to leave out a Linear layer of another library that scales its weight."""
+    """Return the reason to leave out a layer that scales, masks or normalizes its weight; empty if it does not."""
+    kind, read = type(module).__name__, factors_of_weight(type(module))
     gains = [name for name in _GAINS if isinstance(getattr(module, name, None), int | float)]
-    changed = [name for name in gains if getattr(module, name) != 1 and not is_usual_layer(module)]
-    return f"scaled in the forward pass, by `{changed[0]}` of {type(module).__name__}" if changed else ""
+    names = [*sorted(read - {OTHER}), *(gains if not is_usual_layer(module) else [])]
+    for name in names:
+        value = getattr(module, name, None)
+        if not (isinstance(value, int | float) and value == 1):
+            return f"scaled in the forward pass, by `{name}` of {kind}"
+    return f"scaled or normalized in the forward pass of {kind}" if OTHER in read else ""
 
 
 def why_never(view: WeightView) -> str:
