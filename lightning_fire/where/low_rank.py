@@ -51,9 +51,10 @@ def low_rank_factors(shapes: Mapping[str, tuple[int, ...]], frozen: Collection[s
         alone = beside.count((shapes[b][0], shapes[a][1])) == 1 and f"{a.removesuffix('.weight')}.bias" not in shapes
         if a.removesuffix(".weight").endswith(".A") or alone:
             found |= {a, b}
-    for held in modules.values():
+    for module, held in modules.items():
         names = {layers[layer] for layer in held}
-        fixed = {shapes[name][:2] for name in names.intersection(frozen)}
+        own = {layers[module]} if module in layers else set()  # `q.weight` beside `q.first`, not below it
+        fixed = {shapes[name][:2] for name in (names | own).intersection(frozen)}
         for a, b in permutations(names.difference(frozen), 2) if fixed else ():
             if _is_low_rank(shapes[a], shapes[b]) and (shapes[b][0], shapes[a][1]) in fixed:
                 found |= {a, b}

@@ -55,6 +55,9 @@ def test_any_names_beside_a_frozen_weight():
     layers = {"base.weight": BASE, "reduce.weight": A, "expand.weight": B, "other.weight": (8, 64)}
     assert low_rank_factors(layers, {"base.weight"}) == {"reduce.weight", "expand.weight"}
     assert low_rank_factors(layers) == set()
+    own = {"0.weight": BASE, "0.lin_in": A, "0.lin_out": B, "1.lin_in": A, "1.lin_out": B}
+    assert low_rank_factors(own, {"0.weight"}) == {"0.lin_in", "0.lin_out"}
+    assert low_rank_factors(own) == set()
 
 
 class Adapted(nn.Module):
@@ -71,6 +74,26 @@ class Adapted(nn.Module):
 
     def correction(self) -> torch.Tensor:
         return getattr(self, self.names[1]).weight @ getattr(self, self.names[0]).weight
+
+
+class AdaptedWeight(nn.Module):
+    """A frozen weight and a small correction of it, as parameters of one module."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 64) / 8, requires_grad=False)
+        self.lin_in, self.lin_out = nn.Parameter(torch.randn(64, 4) / 8), nn.Parameter(torch.randn(4, 64) / 1000)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight) + x @ self.lin_in @ self.lin_out
+
+
+def test_fire_leaves_the_correction_of_a_bare_weight_as_it_is():
+    model = nn.Sequential(AdaptedWeight(), nn.ReLU(), nn.Linear(64, 8))
+    before = model[0].lin_in @ model[0].lin_out
+    assert Weights().select(model).names == ["2.weight"]
+    fire_(model)
+    assert torch.equal(model[0].lin_in @ model[0].lin_out, before)
 
 
 @pytest.mark.parametrize("names", [("lora_down", "lora_up"), ("A", "B"), ("narrow", "wide")])
