@@ -1,7 +1,7 @@
 """Candidates of a model for a selection: Linear, convolution and attention weights."""
 
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -72,16 +72,28 @@ def candidates_of(
 
 
 def _routers(layers: Mapping[str, tuple[int, ...]], others: Mapping[str, nn.Parameter]) -> set[str]:
-    """Return the layers with one output per expert beside a bare stack (experts, out, in)."""
-    experts = set()
+    """Return the layers with one output per expert beside a bare stack, (experts, out, in) or (experts · out, in)."""
+    stacks = set()
     for name, parameter in others.items():
-        if parameter.ndim == 3 and parameter.shape[0] > 1 and looks_like_a_weight(name):
+        if parameter.ndim in (2, 3) and parameter.shape[0] > 1 and looks_like_a_weight(name):
             module = _parent(name)
-            experts |= {(module, parameter.shape[0])}
+            stacks |= {(module, *parameter.shape)}
             if "expert" in module.rpartition(".")[2]:
-                experts |= {(_parent(module), parameter.shape[0])}
+                stacks |= {(_parent(module), *parameter.shape)}
     routers = {name for name in layers if re.search(r"gat(e|ing)|rout(e|ing)|switch", _parent(name).rpartition(".")[2])}
-    return {name for name in routers if (_parent(_parent(name)), layers[name][0]) in experts}
+    return {
+        name
+        for name in routers
+        for module, *shape in stacks
+        if module == _parent(_parent(name)) and _is_stack(shape, *layers[name][:2])
+    }
+
+
+def _is_stack(shape: Sequence[int], experts: int, inputs: int) -> bool:
+    """Return whether a parameter of this shape holds the weights of as many experts, the flat one for these inputs."""
+    if len(shape) == 3:
+        return shape[0] == experts
+    return 1 < experts < inputs == shape[1] and shape[0] > experts and shape[0] % experts == 0
 
 
 def _parent(name: str) -> str:

@@ -175,6 +175,22 @@ def test_what_is_passed_over_is_said():
         fire_(module)
 
 
+def test_the_router_of_experts_in_one_flat_weight_is_left_out():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router, self.gate = nn.Linear(8, 4), nn.Linear(8, 8)  # the other gate is one of units
+            self.w1, self.w2 = nn.Parameter(torch.randn(4 * 6, 8)), nn.Parameter(torch.randn(4 * 6, 8))
+
+        def forward(self, x):
+            hidden = torch.einsum("bd,ehd->beh", self.gate(x).sigmoid() * x, self.w1.view(4, 6, 8)).relu()
+            return torch.einsum("beh,ehd,be->bd", hidden, self.w2.view(4, 6, 8), self.router(x))
+
+    selection = Weights("cnn").select(Experts())
+    assert names(selection) == ["gate.weight"]
+    assert selection.left_out[0] == "router.weight: router of experts that are left out"
+
+
 # --- splits declared by the user -------------------------------------------------------------------------------------
 
 
