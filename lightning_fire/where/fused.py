@@ -25,7 +25,9 @@ _FUSED = re.compile(
     r"c_attn|W_pack|((to|in|c|self|attn|img|txt|added)_)*w?_?(qkv|query_key_value)(_(proj|projection|linear|lin|attn))?",
     re.IGNORECASE,
 )
-_LIKE_FUSED = re.compile(r"qkv|(^|_)w?qk(_|$)|quer(y|ies)_keys?", re.IGNORECASE)
+_LIKE_FUSED = re.compile("qkv|qvk|kqv|kvq|vqk|vkq", re.IGNORECASE)
+_LETTERS = {"query": "q", "queries": "q", "key": "k", "keys": "k", "value": "v", "values": "v"}
+_PARTS_OF_LATENT = {"a", "b", "down", "up"}  # keys and values head by head, or compressed
 _GATED = re.compile(r"gate_up(_proj)?|up_gate_proj")
 INTERLEAVED = "fused query-key-value in an interleaved order"
 _ORDERS = {  # by class, for projections whose name means three blocks in other classes
@@ -73,6 +75,8 @@ _CONFIGS = ("config", "cfg", "args", "params")
 def role_of(leaf: str, siblings: Collection[str]) -> str:
     """Return `q`, `k`, `v` or nothing for an unfused layer. A query requires a key beside it, and vice versa."""
     names = set(siblings)
+    if _in_a_pair(leaf, names) == "q":
+        return "q"
     has_query, has_key = names & _QUERY, names & (_KEY | _KEY_VALUE | {"c_attn"})
     if leaf in _QUERY and has_key:
         return "q"
@@ -83,8 +87,28 @@ def role_of(leaf: str, siblings: Collection[str]) -> str:
 
 def is_attention_name(leaf: str) -> bool:
     """Return whether a name is that of a query, key or value projection, fused or not."""
-    known = leaf in _QUERY | _KEY | _VALUE | _KEY_VALUE
-    return known or bool(_FUSED.fullmatch(leaf)) or bool(_LIKE_FUSED.search(leaf))
+    known = leaf in _QUERY | _KEY | _VALUE | _KEY_VALUE or _letters(leaf)[0] in ("q", "kv", "vk")
+    return known or bool(_FUSED.fullmatch(leaf)) or _is_like_fused(leaf)
+
+
+def _is_like_fused(leaf: str) -> bool:
+    """Return whether a name is that of queries and keys, and perhaps values, in any order: `kqv`, `keys_queries`."""
+    return bool(_LIKE_FUSED.search(leaf)) or {"q", "k"} <= set(_letters(leaf)[0])
+
+
+def _letters(name: str) -> tuple[str, tuple[str, ...]]:
+    """Split a name into the letters of queries, keys and values, and its other words: `c_kv` into `kv` and `c`."""
+    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name)]
+    found = [_LETTERS.get(word) or re.sub(".*[^qkv].*", "", word.removeprefix("w")) for word in words]
+    return "".join(found), tuple(word for word, own in zip(words, found, strict=True) if not own and word != "w")
+
+
+def _in_a_pair(leaf: str, names: Collection[str]) -> str:
+    """Return the letters of one of a pair with equal other words, such as `q_net` and `kv_net`; empty for others."""
+    letters, others = _letters(leaf)
+    partners = {"q": ("kv", "vk"), "kv": ("q",), "vk": ("q",)}.get(letters, ())
+    paired = any(_letters(name) in [(partner, others) for partner in partners] for name in names)
+    return letters if paired and _PARTS_OF_LATENT.isdisjoint(others) else ""
 
 
 def is_gated(leaf: str) -> bool:
@@ -108,12 +132,14 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
     if leaf == "attn":  # litgpt until 0.5.4, group by group
         return _by_heads(out, parent, "by key head") if _number(parent, ("n_query_groups",)) else NOT_FUSED
     key, value = _number(parent, ("key_dim",)), _number(parent, ("val_dim",))
-    key_value = (leaf in _KEY_VALUE and names & _QUERY) or (leaf == "c_attn" and "q_attn" in names)
+    usual = (leaf in _KEY_VALUE and names & _QUERY) or (leaf == "c_attn" and "q_attn" in names)
+    letters = _in_a_pair(leaf, names).replace("q", "")
+    key_value = usual or letters
     fused = bool(_FUSED.fullmatch(leaf))
     if leaf in ("in_proj", "att_proj"):  # state-space and gated-convolution layers have one too
         fused = out == 3 * inputs and any(hasattr(parent, name) for name in _HEADS)
     if not (key_value or fused):
-        if leaf in _QUERY_KEY and out == inputs:  # one matrix for both: Reformer, LightGlue
+        if set(_letters(leaf)[0]) == {"q", "k"} and out == inputs:  # one matrix for both: Reformer, LightGlue
             return NOT_FUSED
         if leaf in _QUERY_KEY and out == 2 * inputs and names & _VALUE:
             return {"q": inputs, "k": inputs}, 1
@@ -121,7 +147,7 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
             return f"fused query-key of width {out}, not 2·{inputs} beside a value"
         if leaf == "qkvs in a list" and key and value and out == 2 * key + value:  # EfficientViT, one for each head
             return {"q": key, "k": key, "v": value}, 1
-        return f"fused query-key-value of an unknown kind ({leaf})" if _LIKE_FUSED.search(leaf) else NOT_FUSED
+        return f"fused query-key-value of an unknown kind ({leaf})" if _is_like_fused(leaf) else NOT_FUSED
     if leaf == "query_key_value" or order.startswith("by"):
         return _by_heads(out, parent, order)
     # MaxViT and CoAtNet; GPT-BigCode
@@ -140,7 +166,11 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
         return "fused query-key-value whose keys and values have widths of their own"
     if not key_value:
         return _three_blocks(out, inputs, parent)
-    return f"fused key-value of width {out}, not a multiple of 2" if out % 2 else (dict.fromkeys("kv", out // 2), 1)
+    if out % 2:
+        return f"fused key-value of width {out}, not a multiple of 2"
+    if not usual and out // 2 not in _widths_of_inputs(parent) | {inputs}:
+        return f"fused key-value of width {out}, of an unknown number of heads"
+    return dict.fromkeys(letters or "kv", out // 2), 1
 
 
 def gate_and_up(out: int, parent: object, widths: Collection[int]) -> Parts | str:

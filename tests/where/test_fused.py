@@ -139,6 +139,8 @@ def test_orders_of_their_own(name):
         ("queries_keys_values", 192, "LevitAttention"),
         ("query_key_value", 192, "Attention"),
         ("qk", 96, "Attention"),
+        *((name, 192, "Attention") for name in ("kqv", "to_kqv", "kqv_proj", "qvk", "toVKQ", "key_query_value")),
+        ("keys_queries", 128, "Attention"),
     ],
 )
 def test_other_fused_projections_are_left_out(leaf, outputs, kind):
@@ -155,6 +157,35 @@ def test_a_fused_query_and_key_beside_a_value():
     assert {view.name: view.role for view in Weights("cnn").select(module)}["v.weight"] == "v"
     shared = attention("query_key", 64, 64)  # Reformer: one matrix for both
     assert [view.role for view in Weights("cnn").select(shared)] == ["", ""]
+
+
+PAIRS = [
+    *[("q_net", "kv_net"), ("wq", "wkv"), ("Wq", "Wkv"), ("query", "key_value"), ("c_q", "c_kv")],
+    *[("proj_q", "proj_kv"), ("q_linear", "kv_linear"), ("Q", "KV"), ("toQ", "toVK")],
+]
+
+
+@pytest.mark.parametrize(("query", "key_value"), PAIRS)
+def test_keys_and_values_beside_their_query(query, key_value):
+    module = attention(key_value, 64, 128, num_heads=4)
+    setattr(module, query, nn.Linear(64, 64))
+    order = key_value.lower()[-2:] if key_value.endswith("VK") else "kv"
+    assert rows_of(module, key_value) == blocks(**dict.fromkeys(order, 64))
+    roles = {view.name: view.role for view in Weights("cnn").select(module)}
+    assert roles[f"{query}.weight"] == "q"
+    setattr(module, key_value, nn.Linear(64, 32))  # fewer heads of keys
+    assert rows_of(module, key_value) == {}
+    assert reason_of(module, key_value) == "fused key-value of width 32, of an unknown number of heads"
+
+
+@pytest.mark.parametrize(("first", "second"), [("q_net", "v_net"), ("wq_b", "wkv_b"), ("q_down", "kv_down")])
+def test_other_pairs_are_whole_matrices(first, second):
+    """Networks of actions and states; compressed queries and keys, whose rows go head by head."""
+    module = attention(second, 64, 128)
+    setattr(module, first, nn.Linear(64, 64))
+    assert {view.name: view.role for view in Weights("cnn").select(module)} == dict.fromkeys(
+        [f"{second}.weight", "proj.weight", f"{first}.weight"], ""
+    )
 
 
 class Conv(nn.Module):
