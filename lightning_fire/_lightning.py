@@ -82,6 +82,12 @@ def batches_with_steps(trainer: "Trainer") -> int:
     return trainer.global_step if trainer.global_step == batches + 1 else batches
 
 
+def is_stepping(trainer: "Trainer") -> bool:
+    """Return whether Lightning is in an optimizer step of manual optimization, which it counts and announces."""
+    steps = undeclared(trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.current)
+    return bool(steps.ready > steps.completed)
+
+
 def epochs_of_training(trainer: "Trainer") -> int | None:
     """Return `max_epochs` without the extra epoch of StochasticWeightAveraging, which trains no weight."""
     kept = (getattr(each, "_max_epochs", None) for each in undeclared(trainer).callbacks if is_a(each, _AVERAGING))

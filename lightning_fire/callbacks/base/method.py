@@ -3,20 +3,23 @@
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from lightning_fire._lightning import ends_search, undeclared
+from lightning_fire._lightning import ends_search, is_stepping, undeclared
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Progress
 from lightning_fire.callbacks.probing.batches import BatchInHand
 from lightning_fire.functional.checks import at_least
 from lightning_fire.messages import inform, rank_zero_warn
-from lightning_fire.methods.base.optimizers import held_by, listed, with_inner
+from lightning_fire.methods.base.optimizers import held_by, listed, stepped_by, with_inner
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.base.wrong_library import CallbackOfOneLibrary
 from lightning_fire.when import Clock, Horizon
@@ -65,6 +68,8 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
         self._state: Mapping[str, Any] = {}  # state of `_method`, before and after a fit
         self._given: BatchInHand | None = None  # the batch at hand, in `begin` and `at`
         self._begun = False  # since the first batch of the current fit
+        self._own_steps: Any = None  # handle of the hook on optimizer steps that Lightning does not count
+        self._has_own_step = False  # in this batch
         self._is_over = False  # in an epoch without training, as StochasticWeightAveraging adds one
 
     def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -182,6 +187,44 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
             self._read_clock(trainer, pl_module)
         finally:
             self._given = None
+        if not pl_module.automatic_optimization:
+            hook = partial(self._before_own_step, trainer, pl_module)
+            self._own_steps = register_optimizer_step_pre_hook(hook)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_own_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer, *call: Any) -> Any:
+        """Act as before a counted step: `training_step` may step an optimizer without Lightning.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: The module.
+            optimizer: The optimizer that is about to step.
+            call: Positional and keyword arguments of `step`; a closure among them computes the gradients first.
+
+        Returns:
+            The arguments to use instead, if there is a closure.
+        """
+        if is_stepping(trainer) or stepped_by(optimizer).isdisjoint(pl_module.parameters()):
+            return None
+        self._has_own_step = True
+        arguments, options = call
+        closure = options.get("closure", *arguments[1:2])
+        if closure is None:
+            return self.on_before_optimizer_step(trainer, pl_module, optimizer)
+
+        def closure_and_hook() -> Any:
+            loss = closure()
+            self.on_before_optimizer_step(trainer, pl_module, optimizer)
+            return loss
+
+        return arguments[:1], {**options, "closure": closure_and_hook}
+
+    def _end_own_steps(self) -> bool:
+        """Remove the hook; return whether it has seen a step since the last call."""
+        if self._own_steps is not None:
+            self._own_steps.remove()
+        has_stepped, self._own_steps, self._has_own_step = self._has_own_step, None, False
+        return has_stepped
 
     @property
     def given(self) -> BatchInHand:
@@ -190,7 +233,7 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
         return self._given
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        if self.progress.tick(trainer):
+        if self.progress.tick(trainer, self._end_own_steps()):
             self.after_step(trainer, pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -201,6 +244,7 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
 
     def _let_go(self) -> None:
         """Keep the state for a later fit of the same training, and drop references to the module."""
+        self._end_own_steps()
         self._state, self._method = self._state_of_method(), None
 
     def _state_of_method(self) -> Mapping[str, Any]:
@@ -220,7 +264,8 @@ class MethodCallback(CallbackOfOneLibrary, Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the module, and the method that refers to it, from copies and pickles."""
-        return {**vars(self), "_module": None, "_method": None, "_given": None, "_state": self._state_of_method()}
+        gone = dict.fromkeys(("_module", "_method", "_given", "_own_steps"))
+        return {**vars(self), **gone, "_state": self._state_of_method()}
 
     def state_dict(self) -> dict[str, Any]:
         """State of plain values and tensors only, so that a checkpoint loads with `weights_only=True`."""

@@ -92,13 +92,17 @@ class Progress:
         }
         self.last_event = clock.step
 
-    def tick(self, trainer: Trainer) -> bool:
+    def tick(self, trainer: Trainer, has_stepped: bool = False) -> bool:
         """Count the batch that has just ended if it made an optimizer step; return whether it did.
 
         Unlike `Trainer.global_step`, this counts one step for several optimizers of manual optimization.
+
+        Args:
+            trainer: The Trainer.
+            has_stepped: Whether the batch made an optimizer step that Lightning has not counted.
         """
         before, self._global_step = self._global_step, trainer.global_step
-        stepped = self._global_step != before
+        stepped = has_stepped or self._global_step != before
         self.step += stepped
         return stepped
 

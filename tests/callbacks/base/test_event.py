@@ -13,8 +13,20 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from methods_table import ALL, callback_of
 from recorder import Recorder
-from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, snapshots_of, state_of, trainer
+from small_training import (
+    GrowingData,
+    PlainData,
+    PlainModule,
+    assert_same_weights,
+    dataset,
+    fitted,
+    snapshots_of,
+    state_of,
+    trainer,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader
 
 from lightning_fire import (
@@ -25,11 +37,13 @@ from lightning_fire import (
     EveryNEpochs,
     EveryNSteps,
     FIRECallback,
+    L2Init,
     Log,
     OptimizerReset,
     PlasticityCallback,
     PlasticityMonitor,
     Schedule,
+    WeightClipping,
     Weights,
     announce_new_data,
 )
@@ -90,6 +104,80 @@ class TwoOptimizers(PlainModule):
 
 def test_two_optimizers_do_not_double_the_steps():
     assert acted_at(EveryNSteps(3), data=PlainData(), module=TwoOptimizers(), max_epochs=2) == [(0, 3), (1, 6)]
+
+
+class OwnSteps(PlainModule):
+    """Steps that Lightning does not count, every `every` batches: `global_step` stays 0."""
+
+    def __init__(self, how="raw", every=1):
+        super().__init__()
+        self.automatic_optimization, self.how, self.every = False, how, every
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers(use_pl_optimizer=self.how == "counted")
+
+        def closure():
+            optimizer.zero_grad()
+            loss = super(OwnSteps, self).training_step(batch, batch_idx)
+            self.manual_backward(loss)
+            return loss
+
+        if (batch_idx + 1) % self.every:
+            return
+        elif self.how == "closure":
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("when", "every", "expected"),
+    [
+        (AtEpochs([1, 2]), 1, [(1, 4), (2, 8)]),
+        (EveryNSteps(5), 1, [(1, 5), (2, 10)]),
+        (EveryNSteps(3), 2, [(1, 3), (3, 6)]),
+    ],
+)
+@pytest.mark.parametrize("how", ["raw", "closure", "counted"])
+def test_steps_that_lightning_does_not_count_are_steps(when, every, expected, how):
+    module = OwnSteps(how, every)
+    assert acted_at(when, data=PlainData(), module=module, max_epochs=4)[:2] == expected
+    assert bool(module.trainer.global_step) == (how == "counted")
+    assert not _global_optimizer_pre_hooks
+
+
+@pytest.mark.parametrize("how", ["raw", "closure"])
+@pytest.mark.parametrize("method", [L2Init(0.1), WeightClipping(0.1)], ids=lambda method: method.name)
+def test_a_method_at_every_step_acts_at_steps_that_lightning_does_not_count(how, method):
+    weights = []
+    for each in ("counted", how):
+        torch.manual_seed(0)
+        module = OwnSteps(each)
+        weights.append(fitted(PlasticityCallback(method), module=module, data=PlainData(), max_epochs=2))
+    torch.manual_seed(0)
+    without = fitted(module=OwnSteps("counted"), data=PlainData(), max_epochs=2)
+    assert_same_weights(*weights)
+    assert not torch.equal(weights[0].net[0].weight, without.net[0].weight)
+
+
+def test_a_resume_continues_the_count_of_steps_that_lightning_does_not_count(tmp_path):
+    recorder, resumed = Recorder(EveryNSteps(6)), Recorder(EveryNSteps(6))
+    module = fitted(recorder, module=OwnSteps(), data=PlainData(), max_epochs=2)
+    module.trainer.save_checkpoint(tmp_path / "end.ckpt")
+    fitted(resumed, module=OwnSteps(), data=PlainData(), max_epochs=4, ckpt_path=tmp_path / "end.ckpt")
+    assert [recorder.acted_at, resumed.acted_at] == [[(1, 6)], [(3, 12)]]
+
+
+def test_the_steps_of_an_inner_loop_on_other_parameters_are_no_steps():
+    class Inner(OwnSteps):
+        def training_step(self, batch, batch_idx):
+            fast = nn.Parameter(self.net[0].weight.detach().clone())
+            fast.square().sum().backward()
+            torch.optim.SGD([fast], 0.1).step()
+            return super().training_step(batch, batch_idx)
+
+    assert acted_at(EveryNSteps(3), data=PlainData(), module=Inner("counted", 2), max_epochs=2) == [(1, 3)]
 
 
 def test_the_count_continues_in_the_next_fit_of_a_trainer():
