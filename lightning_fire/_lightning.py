@@ -180,6 +180,13 @@ def logged_after_last_batch(trainer: "Trainer") -> dict[str, Any]:
     return {**trainer.callback_metrics, **loop._results.metrics(on_step=False)["callback"]}
 
 
+def pruned_in(trainer: "Trainer") -> tuple[set[Any], bool]:
+    """Return the parameters that ModelPruning callbacks prune, and whether one of them does so from epoch 0 on."""
+    active = [each for each in undeclared(trainer).callbacks if is_a(each, "ModelPruning") and each._apply_pruning]
+    pruned = {getattr(module, name) for each in active for module, name in each._parameters_to_prune}
+    return pruned, any(not callable(each._apply_pruning) for each in active)
+
+
 def is_logging_step(trainer: "Trainer") -> bool:
     """Return whether loggers write at this step, see `Trainer(log_every_n_steps=)`."""
     return trainer._logger_connector.should_update_logs

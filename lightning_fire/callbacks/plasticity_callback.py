@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fire._lightning import undeclared
+from lightning_fire._lightning import pruned_in, undeclared
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.log import log_now, loss_scale
@@ -19,9 +19,10 @@ from lightning_fire.callbacks.probing.batches import BatchInHand, why_not_run
 from lightning_fire.messages import inform
 from lightning_fire.methods import Change, EventMethod, Method, StepMethod
 from lightning_fire.methods.base.averages import averages_in, networks_of
-from lightning_fire.methods.base.method import planned, schedule_of
+from lightning_fire.methods.base.method import planned, rewritten, schedule_of
 from lightning_fire.when import Clock, Horizon, Never, Schedule, idle_epochs
 from lightning_fire.where import Weights
+from lightning_fire.where.selection import some
 
 
 class PlasticityCallback(EventCallback):
@@ -105,6 +106,23 @@ class PlasticityCallback(EventCallback):
         if isinstance(self.method, EventMethod):  # before the optimizers are made and a checkpoint is loaded
             for network in (pl_module, *networks_of(averages_in(undeclared(trainer).callbacks))):
                 self.method.prepare(network)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        pruned, at_once = pruned_in(trainer)
+        if not pruned or self._idle:
+            return
+        with self.selecting(trainer, pl_module):
+            pruned &= rewritten(self.method, pl_module)
+        if names := [name for name, parameter in pl_module.named_parameters() if parameter in pruned]:
+            message = (
+                f"{self.title} cannot act on weights that ModelPruning has pruned, which are computed from masks:"
+                f" {some(names, most=3)}. Leave them out of one of the two, by `where` or `parameters_to_prune`, or"
+                " prune after the last event, by ModelPruning(apply_pruning=lambda epoch: …)."
+            )
+            if at_once:
+                raise MisconfigurationException(message)
+            inform(message)
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         assert isinstance(self.method, EventMethod)  # others have no events

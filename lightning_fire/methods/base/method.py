@@ -27,6 +27,7 @@ from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.methods.base.verify import Verification
 from lightning_fire.methods.base.wrong_library import OfOneLibrary, WrongLibrary
 from lightning_fire.when import AtNewData, Never, Schedule, one_schedule
+from lightning_fire.where import Weights
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.layers import plain
 from lightning_fire.where.selection import some
@@ -204,6 +205,17 @@ def schedule_of(method: Any, when: Schedule | Sequence[Schedule] | None, default
     if when is not None:
         raise ValueError(f"`when` is for methods with events: {type(method).__name__} acts at every step")
     return Never()
+
+
+def rewritten(method: Method, model: nn.Module) -> set[Tensor]:
+    """Return the parameters that a method writes as whole layers or by name, as far as known without a batch.
+
+    It cannot write them once another tool, such as pruning, computes the weights from other parameters.
+    """
+    if isinstance(method, EventMethod) and isinstance(method.selection, Weights):
+        return {view.parameter for view in method.selection.select(model)}
+    by_name = isinstance(method, EventMethod) and method.needs_initial_values
+    return set(model.parameters()) if method.where is None and (by_name or method.needs_batches) else set()
 
 
 def planned(method: EventMethod, model: nn.Module, training: Training) -> Change:

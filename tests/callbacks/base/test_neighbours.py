@@ -5,14 +5,25 @@ import copy
 import pytest
 import torch
 from lightning.pytorch import callbacks
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
-from small_training import GrowingData, PlainModule, fitted, snapshots_of
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelPruning, StochasticWeightAveraging
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from small_training import GrowingData, PlainData, PlainModule, fitted, snapshots_of
 
-from lightning_fire import FIRE, FIRECallback, FullReset, PlasticityCallback, PlasticityInjection, ReDo, Weights
+from lightning_fire import (
+    DASH,
+    FIRE,
+    FIRECallback,
+    FullReset,
+    PlasticityCallback,
+    PlasticityInjection,
+    ReDo,
+    ShrinkAndPerturb,
+    Weights,
+)
 from lightning_fire.callbacks.base import event
 from lightning_fire.callbacks.base.neighbours import reset_other_callbacks
 from lightning_fire.functional import dfi_normalized
-from lightning_fire.when import AtFraction, EveryNEpochs
+from lightning_fire.when import AtEpochs, AtFraction, EveryNEpochs
 
 LOSSES = (0.2, 0.1, 0.9, 0.8, 0.7, 0.6)  # of the epochs; new data comes with the third and the fifth
 needs_ema = pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="came with Lightning 2.6")
@@ -151,3 +162,29 @@ def test_an_event_that_fails_leaves_the_best_scores(tmp_path, monkeypatch):
     assert stopping.state_dict() == patience and best.state_dict() == checkpoints
     assert best.best_k_models and stopping.best_score == LOSSES[1]
     assert dfi_normalized(module.net[3].weight) > 0.3
+
+
+# --- pruning ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [FIRE(), DASH(), ReDo(), FullReset(), ShrinkAndPerturb()], ids=lambda m: m.name)
+def test_weights_that_are_pruned_from_the_first_epoch_on_are_an_error_before_training(method):
+    module = PlainModule()
+    with pytest.raises(MisconfigurationException, match=r"cannot act on weights that ModelPruning has pruned.*net\.0"):
+        fitted(
+            PlasticityCallback(method, AtEpochs([2])), ModelPruning("l1_unstructured"), module=module, data=PlainData()
+        )
+    assert module.global_step == 0
+
+
+def test_pruning_of_other_weights_or_after_the_last_event_is_no_error(caplog):
+    options = {"data": PlainData(), "max_epochs": 4}
+    module, first = PlainModule(), FIRECallback(AtEpochs([2]), where=Weights(exclude=[r"net\.0"]))
+    fitted(first, ModelPruning("l1_unstructured", [(module.net[0], "weight")]), module=module, **options)
+    never = FIRECallback()
+    fitted(never, ModelPruning("l1_unstructured"), **options)
+    assert "cannot act on weights" not in caplog.text
+    later = FIRECallback(AtEpochs([2]))
+    fitted(later, ModelPruning("l1_unstructured", apply_pruning=lambda epoch: epoch == 3), **options)
+    assert "cannot act on weights" in caplog.text
+    assert [each.num_events for each in (first, never, later)] == [1, 0, 1]
