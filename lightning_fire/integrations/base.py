@@ -26,7 +26,10 @@ from lightning_fire.when import Schedule, schedules_in, watched_by
 
 
 class Adapter(Training):
-    """A method in another library, and its `methods.Training`. Subclasses implement `forward` and `gradients`."""
+    """A method in another library, and its `methods.Training`.
+
+    Subclasses implement `forward`, `gradients` and `is_over`.
+    """
 
     share_work, measure, paused, ranks = False, True, (), 1
     event = 1
@@ -112,7 +115,7 @@ class Adapter(Training):
     def _around(self, optimizer: Optimizer, part: Attached) -> Sequence[Any]:
         """Call a method around each step of an optimizer; a step skipped by a gradient scaler does not count."""
 
-        def before(stepping: Optimizer, *_: Any) -> None:
+        def before(stepping: Optimizer) -> None:
             if self.acts_now:  # a fused optimizer unscales in its step
                 part.before_step(optimizer, float(getattr(stepping, "grad_scale", None) or 1.0))
 
@@ -120,8 +123,28 @@ class Adapter(Training):
             if self.acts_now:
                 part.after_step()
 
-        stepping = inner(optimizer)
-        return stepping.register_step_pre_hook(before), stepping.register_step_post_hook(after)
+        return self.before_steps(optimizer, before), inner(optimizer).register_step_post_hook(after)
+
+    def before_steps(self, optimizer: Optimizer, function: Callable[[Optimizer], object]) -> Any:
+        """Call a function before each step of an optimizer; close instead if the training is over. Return the hook.
+
+        Libraries do not tell callbacks of an exception, and may keep the optimizer for a later training.
+        """
+
+        def before(stepping: Optimizer, *_: Any) -> None:
+            if not self.is_over():
+                function(stepping)
+                return
+            running = handle.hooks_dict_ref()  # cannot lose hooks now, except at its last one
+            is_last = next(reversed(running)) == handle.id
+            self.close(keep=[each for each in self.handles if each.hooks_dict_ref() is running and not is_last])
+
+        handle = inner(optimizer).register_step_pre_hook(before)
+        return handle
+
+    def is_over(self) -> bool:
+        """Return whether the training in which `begin` was called has ended, perhaps by an exception."""
+        raise NotImplementedError
 
     def watch(self, acts_now: bool) -> None:
         """Activate or pause a method that acts at each step."""
@@ -129,14 +152,15 @@ class Adapter(Training):
         for part in self._parts:
             part.watching = acts_now
 
-    def close(self) -> None:
-        """Stop acting on the model, and keep the state."""
+    def close(self, keep: Sequence[Any] = ()) -> None:
+        """Stop acting on the model, and keep the state. `keep`: hooks to remove in a later call."""
         self._states = self._states_of_parts()
         for handle in self.handles:
-            handle.remove()
+            if handle not in keep:
+                handle.remove()
         for part in self._parts:
             part.close()
-        self.handles, self._parts = [], []
+        self.handles, self._parts = list(keep), []
 
     def act(
         self, time: str, note: Callable[[], object], copies: Sequence[tuple[nn.Module, nn.Module]] = ()

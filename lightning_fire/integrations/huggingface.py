@@ -1,7 +1,9 @@
 """Any method in the Trainer of Hugging Face; needs transformers and accelerate."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import currentframe
 from itertools import islice
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -170,7 +172,7 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
             )
 
     def _keep(self, state: TrainerState, optimizer: Any) -> None:
-        """Add the state of the method to that of the optimizer, which checkpoints contain."""
+        """Add the state of the method to that of the optimizer, which checkpoints of this training contain."""
 
         def add(_: Optimizer, saved: dict[str, Any]) -> None:
             saved["param_groups"][0][self._key] = {
@@ -181,7 +183,9 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
             }
 
         if isinstance(inner(optimizer), Optimizer):
-            self._training.handles.append(inner(optimizer).register_state_dict_post_hook(add))
+            training = self._training
+            training.handles.append(training.before_steps(optimizer, lambda _: None))
+            training.handles.append(inner(optimizer).register_state_dict_post_hook(add))
         else:
             kind = type(inner(optimizer)).__name__
             say(f"{self._training.name}: checkpoints have no state of it, as {kind} is not an optimizer of torch.")
@@ -253,12 +257,17 @@ class _TrainerData(Adapter):
         self._losses = losses
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_loader": None}
+        return {**super().__getstate__(), "_loader": None, "_state": None}
 
     def set_data(self, args: TrainingArguments, state: TrainerState, loader: Any) -> None:
         """Set the data and the ranks of a training."""
         self._rank, self._batch_size, self._loader = args.process_index, state.train_batch_size, loader
         self.ranks, self.share_work = args.world_size, args.world_size > 1
+        self._state = _running_state()
+
+    def is_over(self) -> bool:
+        """Return whether the training has ended: each has a state of its own, and an ended one does not run."""
+        return _running_state() is not self._state
 
     def forward(self, batches: int = 1) -> None:
         """Run the model on some batches of its data."""
@@ -320,3 +329,10 @@ class _TrainerData(Adapter):
         own = min(1, self._loader.num_workers)  # a file opened here would be shared with workers that read the data
         loader = DataLoader(data, size, shuffle=True, generator=order, collate_fn=collate, num_workers=own)
         yield from islice(loader, number)
+
+
+def _running_state() -> TrainerState | None:
+    """Return the state of the innermost Trainer on the call stack; None if there is none."""
+    callers = (frame.f_locals.get("self") for frame, _ in walk_stack(currentframe()))
+    states = (getattr(caller, "__dict__", {}).get("state") for caller in callers)
+    return next((state for state in states if isinstance(state, TrainerState)), None)

@@ -231,10 +231,16 @@ class _PolicyData(Adapter):
     def set_algorithm(self, algorithm: BaseAlgorithm) -> None:
         """Set the algorithm whose policy a method acts on."""
         self._algorithm: Any = algorithm
+        self._start_time = algorithm.start_time
         self._rollout: Any = None
         self.set_model(algorithm.policy)
         if any(source.state_dict().keys() != target.state_dict().keys() for source, target in _targets_of(self.model)):
             raise ValueError(f"{self.title} needs the same head of the target network too: target=…")
+
+    def is_over(self) -> bool:
+        """Return whether a later `learn` has begun."""
+        over: bool = self._algorithm.start_time != self._start_time
+        return over
 
     def keep_rollout(self) -> None:
         """Keep the last rollout: its buffer is emptied before the next one."""

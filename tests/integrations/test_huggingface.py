@@ -30,6 +30,7 @@ from lightning_fire.methods import (  # noqa: E402
     L2Init,
     Loop,
     ReDo,
+    WeightClipping,
     fire_,
 )
 
@@ -255,6 +256,11 @@ class Interrupt(transformers.TrainerCallback):
         raise KeyboardInterrupt
 
 
+class Refuse(transformers.TrainerCallback):
+    def on_train_begin(self, args, state, control, **options):
+        raise KeyboardInterrupt
+
+
 def test_an_interrupted_training_that_begins_again_is_not_on_new_data(tmp_path, caplog):
     model, callback = gpt2(), PlasticityCallback(FIRE(), AtNewData(skip_first=False))
     with contextlib.suppress(KeyboardInterrupt):
@@ -263,6 +269,61 @@ def test_an_interrupted_training_that_begins_again_is_not_on_new_data(tmp_path, 
         training = trainer(tmp_path, callback, model=model)
         training.train()
     assert not events(training) and "was interrupted: the data of this one counts as the same" in caplog.text
+
+
+def test_an_interrupted_training_leaves_no_hooks_to_a_later_one(tmp_path):
+    """The Trainer keeps its optimizer; the user's own hooks stay on it."""
+    for method in (WeightClipping(0.5), FIRE()):
+        callback = PlasticityCallback(method)
+        training = trainer(tmp_path, callback, Interrupt(), model=net())
+        with contextlib.suppress(KeyboardInterrupt):
+            training.train()
+        key = f"lightning_fire.{method.name}"
+        assert key in training.optimizer.state_dict()["param_groups"][0]  # a checkpoint may be saved by hand
+        training.remove_callback(callback)
+        training.remove_callback(Interrupt)
+        torch_optimizer = training.optimizer.optimizer
+        torch_optimizer.register_step_pre_hook(lambda *_: None)  # after those of the callback
+        with torch.no_grad():
+            training.model.head.weight.fill_(5.0)
+        training.train()
+        assert training.model.head.weight.min() > 4
+        assert key not in training.optimizer.state_dict()["param_groups"][0]
+        assert not torch_optimizer._optimizer_step_post_hooks
+
+
+def test_a_training_that_another_callback_refuses_leaves_no_hooks(tmp_path):
+    clips, never = PlasticityCallback(WeightClipping(0.5)), PlasticityCallback(FIRE(), AtEpochs([50]))
+    training = trainer(tmp_path, clips, never, model=net())
+    with pytest.raises(ValueError, match="can never act"):
+        training.train()
+    for callback in (clips, never):
+        training.remove_callback(callback)
+    with torch.no_grad():
+        training.model.head.weight.fill_(5.0)
+    training.train()
+    assert training.model.head.weight.min() > 4
+    optimizer = training.optimizer.optimizer
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+
+
+def test_a_method_acts_once_in_a_training_after_an_interrupted_one(tmp_path):
+    """With the same callback or another one, the weights are those of a training that was not interrupted."""
+    found = []
+    for interrupted, again in ((False, False), (True, True), (True, False)):
+        callback = PlasticityCallback(L2Init(0.1))
+        training = trainer(tmp_path, callback, model=gpt2(), optim="sgd")
+        if interrupted:
+            training.add_callback(Refuse())
+            with contextlib.suppress(KeyboardInterrupt):
+                training.train()
+            training.remove_callback(Refuse)
+            if not again:
+                training.remove_callback(callback)
+                training.add_callback(PlasticityCallback(L2Init(0.1)))
+        training.train()
+        found.append(training.model)
+    assert equal(found[0], found[1]) and equal(found[0], found[2])
 
 
 def test_a_trial_of_a_search_begins_with_a_new_network(tmp_path):

@@ -13,6 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 sb3 = pytest.importorskip("stable_baselines3")
 
 from stable_baselines3.common.callbacks import (  # noqa: E402
+    BaseCallback,
     CallbackList,
     EvalCallback,
     EveryNTimesteps,
@@ -32,6 +33,7 @@ from lightning_fire.methods import (  # noqa: E402
     PlasticityInjection,
     ReDo,
     SelfNormalizedReset,
+    WeightClipping,
     WeightProjection,
 )
 
@@ -290,6 +292,42 @@ def test_two_callbacks_act_each_on_their_own():
     same = [CallbackList([PlasticityCallback(FIRE())]) for _ in range(2)]  # each in a list of its own
     with pytest.raises(ValueError, match="two callbacks log as 'fire'"):
         dqn().learn(32, same)
+
+
+class Interrupt(BaseCallback):
+    def _on_step(self):
+        if self.num_timesteps == 40:
+            raise KeyboardInterrupt
+        return True
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_method_acts_once_after_an_interrupted_learn(again):
+    """The gradient of one penalty, of a new callback or of the same one, is twice the distance of 1000."""
+    model, callback, gradients = ppo(learning_rate=0.0), PlasticityCallback(L2Init(1.0)), []
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(64, [callback, Interrupt()])
+    weight = model.policy.mlp_extractor.policy_net[0].weight
+    with torch.no_grad():
+        weight.add_(1000.0)
+    model.policy.optimizer.register_step_post_hook(lambda *_: gradients.append(weight.grad.mean().item()))
+    model.learn(64, callback if again else PlasticityCallback(L2Init(1.0)), reset_num_timesteps=False)
+    assert gradients and gradients == pytest.approx([2000.0] * len(gradients), rel=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", [dqn, sac])
+def test_an_interrupted_learn_leaves_no_hooks_to_a_later_one(algorithm):
+    model = algorithm()
+    with pytest.raises(KeyboardInterrupt):
+        model.learn(64, [PlasticityCallback(WeightClipping(0.5)), Interrupt()])
+    optimizers = [part.optimizer for part in model.policy.modules() if hasattr(part, "optimizer")]
+    assert any(each._optimizer_step_pre_hooks for each in optimizers)
+    weight = next(model.policy.parameters())
+    with torch.no_grad():
+        weight.fill_(5.0)
+    model.learn(64, reset_num_timesteps=False)
+    assert weight.min() > 4
+    assert not any(each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for each in optimizers)
 
 
 @pytest.mark.parametrize(("callbacks", "end"), [([], 80), ([PlasticityCallback(FIRE(), EveryNSteps(50))], 100)])
