@@ -43,8 +43,8 @@ class PlasticityCallback(CallbackOfOneLibrary, TrainerCallback):
     An event happens before the first batch of a step, after any checkpoint of the previous step: a run that continues
     with `resume_from_checkpoint` neither loses nor repeats one. Data is new in a later `train()` with the same callback
     object, and in a `train()` that resumes from the last checkpoint of a finished training; not in a restart after out
-    of memory or an interruption. Each trial of a hyper-parameter search starts with a new network. State is saved in
-    `optimizer.pt`.
+    of memory or an interruption, which counts steps and epochs from 0 again: events at later steps come again. Each
+    trial of a hyper-parameter search starts with a new network. State is saved in `optimizer.pt`.
 
     An event resets the Trainer's best metric and best checkpoint: otherwise it would load weights from before the
     event, and `EarlyStoppingCallback` would compare with them.

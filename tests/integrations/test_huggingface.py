@@ -240,9 +240,12 @@ class SmallMemory(transformers.Trainer):
         (AtNewData(skip_first=False), 2, [0]),
         ([AtNewData(skip_first=False), EveryNSteps(2)], 2, [0, 2, 2]),  # its third step comes twice
         ([AtEpochs([0])], 0, [0]),
+        ([AtEpochs([0])], 2, [0]),
+        (EveryNSteps(2), 2, [2, 2]),
+        (AtFraction(0.5), 2, [2, 2]),
     ],
 )
-def test_a_restart_after_out_of_memory_is_not_new_data(tmp_path, when, after, steps):
+def test_a_restart_after_out_of_memory_counts_steps_from_0_and_is_not_new_data(tmp_path, when, after, steps):
     found = []
     callback = PlasticityCallback(FIRE(), when, log=lambda values: found.append(training.state.global_step))
     kind = partial(SmallMemory, after=after)
