@@ -1,4 +1,4 @@
-"""All accesses to private attributes of Python's atexit, torch, Keras (with the torch backend) and tqdm.
+"""All accesses to private attributes of Python's atexit, torch, accelerate, Keras (with the torch backend) and tqdm.
 
 Tested with torch 2.6 to 2.15 and Keras 3.15: new releases are checked against this file.
 """
@@ -92,6 +92,14 @@ def is_in_backward() -> bool:
 def unscales_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer unscales the gradients of mixed precision in its own step, as fused ones do."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def skipped_its_step(optimizer: object) -> bool:
+    """Return whether accelerate's wrapper of an optimizer has skipped its last step, for gradients that are not finite.
+
+    In the hooks of a step its `step_was_skipped` is still that of the step before.
+    """
+    return getattr(optimizer, "step_was_skipped", False) and not getattr(optimizer, "_accelerate_step_called", False)
 
 
 def step_hooks(optimizer: object) -> dict[int, Any] | None:

@@ -1,10 +1,10 @@
 """Base classes of all methods: those that act at events, and those that act at each step."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +20,7 @@ from lightning_fire.methods.base.change import Change, measured
 from lightning_fire.methods.base.copies import copies_in
 from lightning_fire.methods.base.ignored_passes import ignored_passes
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, follow_policy
+from lightning_fire.methods.base.optimizers import accumulates, has_stepped
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.base.several import MemberTraining, Models, as_one, together
@@ -294,7 +295,9 @@ class StepMethod(Method):
         training = _checked(training)
         self._require_whole(model)
         with _only_looking(model), trained_by(model, training.optimizers, training.paused):
-            return self.begin(model, training)
+            attached = self.begin(model, training)
+        attached.training = training
+        return attached
 
     def begin(self, model: nn.Module, training: Training) -> "Attached":
         """Hook of `attach`. Selections take only what the optimizers train."""
@@ -304,11 +307,22 @@ class StepMethod(Method):
 class Attached:
     """A `StepMethod` attached to a model: `before_step(optimizer)`, `optimizer.step()`, `after_step()`.
 
+    Both do nothing where accelerate's wrapper of the optimizer takes no step: while it accumulates gradients, and, for
+    `after_step`, if the gradients were not finite.
+
     Attributes:
         watching: Whether methods that watch hidden units count forward passes.
+        training: The training that it is attached to.
     """
 
     watching = True
+    training: Training = Loop()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        for name, only_at_steps in {"before_step": _before_steps, "after_step": _after_steps}.items():
+            if name in vars(cls):
+                setattr(cls, name, only_at_steps(vars(cls)[name]))
 
     def before_step(self, optimizer: Optimizer | None = None, gradient_scale: float = 1.0) -> None:
         """Hook: called before each optimizer step, after gradient accumulation and before gradient clipping.
@@ -338,6 +352,28 @@ class Attached:
 
     def close(self) -> None:
         """Remove hooks from the model."""
+
+
+def _before_steps(hook: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a `before_step`: it does nothing while gradients are accumulated."""
+
+    @wraps(hook)
+    def before_step(self: Attached, optimizer: Optimizer | None = None, *args: Any, **keywords: Any) -> None:
+        if not any(map(accumulates, self.training.optimizers if optimizer is None else [optimizer])):
+            hook(self, optimizer, *args, **keywords)
+
+    return before_step
+
+
+def _after_steps(hook: Callable[..., None]) -> Callable[..., None]:
+    """Wrap an `after_step`: it does nothing if no optimizer has stepped."""
+
+    @wraps(hook)
+    def after_step(self: Attached) -> None:
+        if not self.training.optimizers or any(map(has_stepped, self.training.optimizers)):
+            hook(self)
+
+    return after_step
 
 
 def _checked(training: Any) -> Any:

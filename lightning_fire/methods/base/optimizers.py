@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_fire._private import is_a
+from lightning_fire._private import is_a, skipped_its_step
 
 Optimizers = Optimizer | Iterable[Optimizer] | Mapping[Any, Optimizer]
 
@@ -73,6 +73,16 @@ def held_by(model: nn.Module) -> list[Optimizer]:
     short = (value for value in attributes if not (isinstance(value, Mapping | list | tuple) and len(value) > _SHORT))
     held = (inner for value in short for inner in leaves(value) if _is_optimizer(inner))
     return list({id(each): each for each in held}.values())
+
+
+def accumulates(optimizer: Any) -> bool:
+    """Return whether an optimizer is the wrapper of accelerate and only accumulates now: its `step` does nothing."""
+    return not getattr(getattr(optimizer, "gradient_state", None), "sync_gradients", True)
+
+
+def has_stepped(optimizer: Any) -> bool:
+    """Return whether the last call of `step` took a step: False only for the wrapper of accelerate."""
+    return not accumulates(optimizer) and not skipped_its_step(optimizer)
 
 
 def stepped_by(optimizer: Optimizer) -> set[Tensor]:
