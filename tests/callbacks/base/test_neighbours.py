@@ -188,3 +188,64 @@ def test_pruning_of_other_weights_or_after_the_last_event_is_no_error(caplog):
     fitted(later, ModelPruning("l1_unstructured", apply_pruning=lambda epoch: epoch == 3), **options)
     assert "cannot act on weights" in caplog.text
     assert [each.num_events for each in (first, never, later)] == [1, 0, 1]
+
+
+class Average(callbacks.Callback):
+    """An average of its own, made when training begins, or after some epochs."""
+
+    def __init__(self, kind, epoch=0):
+        self.alpha, self.kind, self.epoch, self.shadow = 0.99, kind, epoch, None
+
+    def on_train_epoch_start(self, trainer, module):
+        if trainer.current_epoch == self.epoch:
+            copied = copy.deepcopy(module.net)
+            self.shadow = {"dict": copied.state_dict(), "copy": copied, "list": [copied]}[self.kind]
+
+
+@pytest.mark.parametrize("kind", ["dict", "copy", "list"])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_an_average_of_its_own_in_a_callback_is_named_once(kind, epoch):
+    callback, seen = FIRECallback(AtEpochs([2, 3])), []
+
+    class Looks(callbacks.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            seen.append(sum("does not restart" in str(each.message) for each in told))
+
+    with pytest.warns(
+        UserWarning, match=r"FIRECallback does not restart Average\.shadow.* it keeps the old ones"
+    ) as told:
+        fitted(callback, Average(kind, epoch), Looks(), data=PlainData(), max_epochs=4)
+    assert (seen[0], seen[-1]) == (epoch == 0, 1)  # before the first step, and not again
+
+
+class Follows(PlainModule):
+    """Has a target network, which follows an event, and a copy, which does not."""
+
+    def __init__(self, kept):
+        super().__init__()
+        self.target = copy.deepcopy(self.net).requires_grad_(False)
+        self.mine = [copy.deepcopy(self.net)] if kept else []
+
+    def sync_targets(self):
+        self.target.load_state_dict(self.net.state_dict())
+
+
+def test_a_target_that_nothing_copies_again_is_named(monkeypatch):
+    monkeypatch.delattr(Follows, "sync_targets")
+    with pytest.warns(UserWarning, match=r"does not restart target: .*`sync_targets\(\)`"):
+        fitted(FIRECallback(AtEpochs([1])), module=Follows(kept=False), data=PlainData(), max_epochs=2)
+
+
+def test_averages_in_two_callbacks_of_a_class_are_both_named():
+    class Another(Average):
+        state_key = "another"
+
+    Another.__name__ = "Average"
+    with pytest.warns(UserWarning, match=r"does not restart Average\.shadow, Average_\d+\.shadow:"):
+        fitted(FIRECallback(AtEpochs([1])), Average("copy"), Another("copy"), data=PlainData(), max_epochs=2)
+
+
+def test_a_copy_that_an_event_leaves_is_named_beside_one_that_follows():
+    fitted(FIRECallback(AtEpochs([1])), module=Follows(kept=False), data=PlainData(), max_epochs=2)  # no warning
+    with pytest.warns(UserWarning, match=r"does not restart mine\.0:"):
+        fitted(FIRECallback(AtEpochs([1])), module=Follows(kept=True), data=PlainData(), max_epochs=2)
