@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -30,6 +31,7 @@ from lightning_fire.recipe.recipe import SCRATCH, VANILLA, check_name
 Model = TypeVar("Model", bound=nn.Module)
 _RESULTS = "results.csv"
 _COLUMNS = ("method", "seed", "value", "seconds", "settings")
+_started: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()  # of all runs of this process, by `id`
 
 
 class Start:
@@ -45,6 +47,7 @@ class Start:
     def __init__(self, name: str, seed: int, method: Any, earlier: EarlierTraining):
         self.name, self.seed, self.scratch = name, seed, name == SCRATCH
         self._method, self._earlier, self._loaded, self._asked = method, earlier, False, False
+        self._own: set[int] = set()  # `id` of the parameters of this run
         self.acted = ""
 
     @property
@@ -67,13 +70,15 @@ class Start:
             The same model.
 
         Raises:
-            ValueError: If the checkpoint does not fit, or the method cannot act.
+            ValueError: If the model is not new (trained by an earlier run, or with the weights of the checkpoint), the
+                checkpoint does not fit, or the method cannot act.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"`model` must be one torch.nn.Module, got {type(model).__name__}: several fit a ModuleList"
             )
         training = Loop(optimizers, initial=initial_values(model), **loop)
+        self._require_new(model)
         self._earlier.load_weights(model, only_check=self.scratch)
         self._loaded = True
         if not self.scratch:
@@ -86,6 +91,17 @@ class Start:
             if isinstance(self._method, EventMethod):
                 self._change(model, training)
         return model
+
+    def _require_new(self, model: nn.Module) -> None:
+        """Raise a ValueError if a trained parameter has come in an earlier run; frozen ones may be shared."""
+        trained = {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
+        if any(_started.get(key) is parameter for key, parameter in trained.items() if key not in self._own):
+            raise ValueError(
+                f"{type(model).__name__} has parameters of a model of an earlier run, which has trained them: make a"
+                " new model in `train`, for each call"
+            )
+        self._own |= trained.keys()
+        _started.update(trained)
 
     def _change(self, model: nn.Module, training: Loop) -> None:
         try:
