@@ -164,9 +164,6 @@ def test_an_event_that_fails_leaves_the_best_scores(tmp_path, monkeypatch):
     assert dfi_normalized(module.net[3].weight) > 0.3
 
 
-# --- pruning ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("method", [FIRE(), DASH(), ReDo(), FullReset(), ShrinkAndPerturb()], ids=lambda m: m.name)
 def test_weights_that_are_pruned_from_the_first_epoch_on_are_an_error_before_training(method):
     module = PlainModule()
