@@ -91,7 +91,7 @@ class _Replacement(StepwiseReset["_Utilities"]):
         self.compensate = method.compensate
         super().__init__(model, training, method.where, method.seed, method.score)
         if method.compensate and method.score != "activation":
-            self.watch("activation", _Utilities.add_activity)
+            self.watch("activation", "add_activity")
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Utilities":
         """Return the statistics of a layer, see `StepwiseReset`."""

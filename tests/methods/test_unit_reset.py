@@ -1,6 +1,8 @@
 """Resets of units: every new value is computed before the first is written."""
 
 import copy
+import pickle
+import pickletools
 
 import pytest
 import torch
@@ -120,3 +122,64 @@ def test_a_draw_leaves_the_buffers_of_the_layer_alone():
     model, x = nn.Sequential(Counting(2, 4), nn.ReLU(), nn.Linear(4, 1)), torch.ones(3, 2)
     assert ReDo(threshold=100.0)(model, Loop(forward=lambda: model(x)))["units"] == 4
     assert model[0].seen == 5
+
+
+WATCHING = {
+    "continual_backprop": ContinualBackprop(0.5, maturity=2),
+    "continual_backprop by pre-activation": ContinualBackprop(0.5, maturity=2, score="pre_activation"),
+    "snr": SelfNormalizedReset(max_silence=2),
+}
+
+
+class Agent:
+    """A network, its optimizer, and a method attached to it."""
+
+    def __init__(self, method, x):
+        torch.manual_seed(0)
+        self.x, self.model = x, network()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
+        self.at_work = method.attach(self.model, Loop(self.optimizer, lambda: self.model(x)))
+
+    def train(self, steps=4):
+        for _ in range(steps):
+            self.model(self.x).square().sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.at_work.after_step()
+        return torch.cat([parameter.detach().flatten() for parameter in self.model.parameters()])
+
+
+@pytest.mark.parametrize("name", WATCHING)
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_passes_of_a_copy_do_not_count(copied, name):
+    agent, alone = (Agent(WATCHING[name], torch.ones(3, 2)) for _ in range(2))
+    other = copied(agent.model)
+    for _ in range(4):
+        other(torch.randn(5, 2))
+        assert torch.equal(agent.train(1), alone.train(1))
+    assert agent.at_work.metrics()["units"] > 0
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_a_file_of_a_model_does_not_need_this_package(name):
+    agent = Agent(WATCHING[name], torch.ones(3, 2))
+    names = [value for _, value, _ in pickletools.genops(pickle.dumps(agent.model)) if isinstance(value, str)]
+    assert "torch.nn.modules.linear" in names
+    assert not [value for value in names if "lightning_fire" in value]
+
+
+@pytest.mark.parametrize("name", WATCHING)
+def test_a_copy_of_an_agent_trains_as_the_agent_and_apart_from_it(name):
+    agent, alone = (Agent(WATCHING[name], torch.ones(3, 2)) for _ in range(2))
+    agent.train()
+    alone.train()
+    second = copy.deepcopy(agent)
+    expected = alone.train()
+    assert torch.equal(second.train(), expected)
+    assert torch.equal(agent.train(), expected)
+    agent.at_work.close()
+    closed = copy.deepcopy(agent.at_work)
+    before = copy.deepcopy(closed.statistics)
+    closed.model(agent.x)
+    for one, other in zip(before, closed.statistics, strict=True):
+        torch.testing.assert_close(vars(other), vars(one), rtol=0, atol=0)

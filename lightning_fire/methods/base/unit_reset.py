@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -38,6 +39,24 @@ def watched_module(layer: UnitLayer, score: Output) -> nn.Module:
     return layer.observed if score == "activation" else layer.layer
 
 
+class _Watching:
+    """Hook of a module that shows what the module receives (before it runs) or computes (after).
+
+    In a copy or a pickle of the module it is a function of the standard library that does nothing: passes of a copy
+    do not count, and files of a model do not need this package.
+    """
+
+    def __init__(self, see: Callable[[Tensor], None]):
+        self.see = see
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor | None = None) -> None:
+        self.see(args[0] if output is None else output)
+
+    def __reduce__(self) -> Any:
+        return getattr, (nullcontext(), "__exit__")
+
+
 def watch_output(layer: UnitLayer, score: Output, see: Callable[[Tensor], None]) -> RemovableHandle:
     """Call `see` in each forward pass with the output of the units, in the shape that the module computes.
 
@@ -48,20 +67,11 @@ def watch_output(layer: UnitLayer, score: Output, see: Callable[[Tensor], None])
         see: Gets the tensor, with its graph.
 
     Returns:
-        The hook; call its `remove()` to end it.
+        The hook; call its `remove()` to end it. A copy of the model has none.
     """
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-        see(args[0])
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        see(output)
-
     if score == "activation":
-        return layer.observed.register_forward_pre_hook(before)
-    return layer.layer.register_forward_hook(after)
+        return layer.observed.register_forward_pre_hook(_Watching(see))
+    return layer.layer.register_forward_hook(_Watching(see))
 
 
 def by_unit(layer: UnitLayer, score: Output, output: Tensor) -> Tensor:
@@ -233,7 +243,7 @@ class StepwiseReset(Attached, Generic[S]):
 
     Subclasses implement `new_statistics` and `choose`. Units are scored by one of two outputs, `score`, see
     `watch_output`. Forward passes count while `watching` is True; passes under `no_grad` count only if the model never
-    runs with gradients.
+    runs with gradients. A copy together with its model, as of an agent that holds both, watches the copied model.
     """
 
     def __init__(self, model: nn.Module, training: Training, where: HiddenUnits | None, seed: int, score: Output):
@@ -242,9 +252,19 @@ class StepwiseReset(Attached, Generic[S]):
         self._is_verified = False
         self._check: Callable[[], None] | None = None  # starts with the next pass, outside of any step
         self.statistics = [self.new_statistics(layer, layer.incoming.parameter.device, {}) for layer in self.layers]
+        self._watched: list[tuple[Output, str]] = []
         self._ends: list[Callable[[], None]] = []  # of hooks and of `show_hooks`
         self._is_compiled = is_compiled(model)
-        self.watch(score, lambda statistics, output, batch_size: statistics.update(output, batch_size))
+        self.watch(score, "update")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State of a copy, without the hooks."""
+        return {**vars(self), "_ends": []}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _watched=[])
+        for score, update in state["_watched"]:
+            self.watch(score, update)
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> S:
         """Return the statistics of a layer: new ones if `state` is empty, otherwise restored from this `state_dict`."""
@@ -297,6 +317,7 @@ class StepwiseReset(Attached, Generic[S]):
         """Remove the hooks from the model."""
         for end in self._ends:
             end()
+        self._watched, self._ends = [], []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics and the number of units reset, plain values and tensors on the CPU."""
@@ -311,8 +332,8 @@ class StepwiseReset(Attached, Generic[S]):
             for layer in self.layers
         ]
 
-    def watch(self, score: Output, update: Callable[[S, Tensor, int], None]) -> None:
-        """Call `update(statistics, output, batch_size)` for each layer in each counted pass, until `close()`."""
+    def watch(self, score: Output, update: str) -> None:
+        """Call the method `update` of the statistics of each layer in each counted pass, until `close()`."""
 
         def see(index: int, layer: UnitLayer, output: Tensor) -> None:
             if is_ignored(watched_module(layer, score)):  # before any operation, as another method may trace this pass
@@ -322,8 +343,9 @@ class StepwiseReset(Attached, Generic[S]):
                 check()
             recomputed = is_in_backward()  # by gradient checkpointing
             if self.watching and layer.counts_now() and not recomputed:
-                update(self.statistics[index], by_unit(layer, score, output.detach()), len(output))
+                getattr(self.statistics[index], update)(by_unit(layer, score, output.detach()), len(output))
 
+        self._watched.append((score, update))
         self._ends += [
             watch_output(layer, score, partial(see, index, layer)).remove for index, layer in enumerate(self.layers)
         ]
