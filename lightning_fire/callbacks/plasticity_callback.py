@@ -15,9 +15,7 @@ from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.log import log_now, loss_scale
 from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.callbacks.base.method import optimizers_of
-from lightning_fire.callbacks.base.neighbours import copies_beside
 from lightning_fire.callbacks.probing.batches import BatchInHand, why_not_run
-from lightning_fire.contracts import HasSyncTargets, offers
 from lightning_fire.messages import inform
 from lightning_fire.methods import Change, EventMethod, Method, StepMethod
 from lightning_fire.methods.base.averages import averages_in, networks_of
@@ -145,8 +143,6 @@ class PlasticityCallback(EventCallback):
             else:
                 assert isinstance(self.method, EventMethod)  # methods that act at every step
                 selected = self.method.selected(pl_module, training)
-                if self._makes_another_network and not self._idle and not offers(pl_module, HasSyncTargets):
-                    self._name_copies(copies_beside(trainer, pl_module))  # with it, an event names what it leaves
         if selected:
             when = "" if isinstance(self.when, Never) else f", {self.when!r}"
             why = f"; {self._explanation}" if self._explanation else ""

@@ -21,7 +21,6 @@ from lightning_fire.methods.base.ignored_passes import ignored_passes, keeping_m
 from lightning_fire.methods.base.method import planned, same_buffers
 from lightning_fire.methods.base.report import check_name
 from lightning_fire.methods.base.selecting import trained_by
-from lightning_fire.methods.base.unknown_copies import in_words, unknown_copies
 from lightning_fire.methods.initial_values import unknown_in
 from lightning_fire.when import Schedule, schedules_in, watched_by
 
@@ -88,10 +87,6 @@ class Adapter(Training):
             self.is_dry_run = True
             planned(self.method, self.model, self)
             self.is_dry_run = False
-            with trained_by(self.model, self.optimizers):
-                copies = unknown_copies(self.model, self.averages)
-            for sentence in in_words(copies) if self.method.remakes_network and self.method.changes_output else ():
-                say(f"{self.title} {sentence}.")
             return
         for each in map(inner, self.optimizers):
             if not isinstance(each, Optimizer):

@@ -52,11 +52,6 @@ def why_not_trained(parameter: Tensor) -> str:
     return "" if stepped is None or parameter in stepped or parameter.is_meta else UNTRAINED
 
 
-def is_stepped(parameter: Tensor) -> bool:
-    """Return whether a known optimizer steps a parameter. Without known optimizers none does."""
-    return parameter in (_known.get().stepped or ())
-
-
 def leaves_out(names: Sequence[str], others: Sequence[str] = ()) -> list[str]:
     """Return sentences on parameters left out: those that no optimizer trains, and others, each with its reason."""
     said = [f"leaves out {some(names, most=4)}: no optimizer trains {'it' if len(names) == 1 else 'them'}"]

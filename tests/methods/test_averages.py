@@ -10,7 +10,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from lightning_fire import FIRE, FullReset, Loop, PlasticityInjection, ReDo, fire_
 from lightning_fire.methods.base.averages import averages_in
-from lightning_fire.methods.base.unknown_copies import unknown_copies
 
 
 def network() -> nn.Sequential:
@@ -159,93 +158,24 @@ def test_other_things_are_no_averages():
         fire_(network(), averages=nn.Linear(3, 3))
 
 
-class Rate:
-    """An average of its own class."""
+class WithCopy(Holder):
+    """An average of its own, in buffers, attributes or a copy, for which no class is known."""
 
-    def __init__(self, net):
-        self.model, self.rate = copy.deepcopy(net), 0.99
-
-
-def vector(net):
-    return nn.utils.parameters_to_vector(net.parameters()).detach().clone()
-
-
-def buffers(model):
-    for number, parameter in enumerate(model.net.parameters()):
-        model.register_buffer(f"ema_{number}", parameter.detach().clone())
-
-
-HELD = {
-    "submodule": (lambda m: setattr(m, "average", copy.deepcopy(m.net)), "average"),
-    "buffers": (buffers, "ema_0, ema_4"),
-    "dict": (
-        lambda m: setattr(m, "_mine", {name: p.detach().clone() for name, p in m.net.named_parameters()}),
-        "_mine",
-    ),
-    "list": (lambda m: setattr(m, "copies", [copy.deepcopy(m.net)]), "copies.0"),
-    "tuple": (lambda m: setattr(m, "copies", (copy.deepcopy(m.net),)), "copies.0"),
-    "named": (lambda m: setattr(m, "copies", {"net": copy.deepcopy(m.net)}), "copies.net"),
-    "hidden": (lambda m: vars(m).update(ema=copy.deepcopy(m.net)), "ema"),
-    "object": (lambda m: setattr(m, "mean", Rate(m.net)), "mean.model"),
-    "state_dict": (lambda m: setattr(m, "mean", {"w": copy.deepcopy(m.net.state_dict()), "n": 0}), "mean.w"),
-    "vector": (lambda m: setattr(m, "flat", vector(m.net)), "flat"),
-    "flat buffer": (lambda m: m.register_buffer("flat", vector(m.net)), "flat"),
-    "averages": (lambda m: setattr(m, "means", [AveragedModel(m.net), AveragedModel(m.net)]), "means.0, means.1"),
-}
+    def __init__(self, kind):
+        super().__init__(lambda net: copy.deepcopy(net) if kind == "copy" else None)
+        for number, parameter in enumerate(self.net.parameters() if kind == "buffers" else ()):
+            self.register_buffer(f"ema_{number}", parameter.detach().clone())
+        if kind == "attribute":
+            self.mine = {name: p.detach().clone() for name, p in self.net.named_parameters()}
 
 
 @pytest.mark.filterwarnings("ignore:the change leaves out")
-@pytest.mark.parametrize("given", [True, False], ids=["optimizer", "no optimizer"])
-@pytest.mark.parametrize("kind", HELD)
-def test_what_may_be_an_average_is_named(kind, given):
-    model = Holder(lambda net: None)
+@pytest.mark.parametrize(("kind", "name"), [("copy", "average"), ("buffers", "ema_0"), ("attribute", "mine")])
+def test_what_may_be_an_average_is_named(kind, name):
+    model = WithCopy(kind)
     optimizer = torch.optim.Adam(model.net.parameters())
-    hold, name = HELD[kind]
-    with torch.no_grad():
-        hold(model)
-    if kind == "submodule" and not given:
-        model.average.requires_grad_(False)  # it would count as trained
-    with pytest.warns(UserWarning, match=rf"does not restart {name}: .* it keeps the old ones"):
-        fire_(model, optimizers=optimizer if given else ())
-
-
-class Looks:
-    """Properties that must not be called."""
-
-    def __init__(self, net):
-        self.net, self.itself, self.largest = net, self, list(range(100_000))
-
-    @property
-    def model(self):
-        raise AssertionError
-
-
-OTHERS = {
-    "itself": lambda m: setattr(m, "parts", [m, m.net, list(m.parameters()), m.state_dict()]),
-    "property": lambda m: setattr(m, "looks", Looks(m.net)),
-    "another network": lambda m: setattr(m, "teacher", [nn.Linear(8, 16), nn.Linear(16, 4)]),
-    "other values": lambda m: setattr(m, "momentum", [torch.randn_like(p) for p in m.net.parameters()]),
-    "initial values": lambda m: setattr(m, "init_params", [p.detach().clone() for p in m.net.parameters()]),
-    "hyperparameters": lambda m: setattr(m, "_hparams_initial", {"net": copy.deepcopy(m.net)}),
-    "target of a loop": lambda m: setattr(m, "target_encoder", copy.deepcopy(m.net).requires_grad_(False)),
-    "optimizer": lambda m: setattr(m, "opt", torch.optim.Adam(copy.deepcopy(m.net).parameters())),
-    "weight norm": lambda m: nn.utils.weight_norm(m.net[0]),
-}
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning", "ignore:the change leaves out")
-@pytest.mark.parametrize("kind", OTHERS)
-def test_other_things_are_not_named(kind):
-    model = Holder(lambda net: None)
-    OTHERS[kind](model)
-    assert not unknown_copies(model)
-
-
-def test_a_copy_that_is_given_is_not_named():
-    model = Holder(lambda net: None)
-    model.copies = [copy.deepcopy(model.net)]
-    fire_(model, optimizers=torch.optim.Adam(model.net.parameters()), averages=model.copies[0])
-    assert torch.equal(model.copies[0][0].weight, model.net[0].weight)
+    with pytest.warns(UserWarning, match=rf"does not restart {name}.* it keeps the old ones"):
+        fire_(model, optimizers=optimizer)
 
 
 def test_a_model_without_copies_is_not_told_of_them():

@@ -1,10 +1,9 @@
 """Base class of callbacks that act at events: schedule, change, log."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from torch.nn import Parameter
@@ -15,7 +14,7 @@ from lightning_fire.callbacks.base.learning_rate import RateAfterEvent
 from lightning_fire.callbacks.base.log import log_now, mark_event
 from lightning_fire.callbacks.base.log_options import Log, log_of
 from lightning_fire.callbacks.base.method import MethodCallback, optimizers_of
-from lightning_fire.callbacks.base.neighbours import copies_beside, reset_other_callbacks, same_callbacks_after_error
+from lightning_fire.callbacks.base.neighbours import reset_other_callbacks, same_callbacks_after_error
 from lightning_fire.callbacks.base.new_data_messages import (
     ASKS_ONCE,
     acts_on_first,
@@ -36,7 +35,6 @@ from lightning_fire.messages import inform, no_change, rank_zero_warn, tell_once
 from lightning_fire.methods.base.all_or_nothing import same_tensors_after_error
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.report import Report, in_words
-from lightning_fire.methods.base.unknown_copies import in_words as copies_in_words
 from lightning_fire.when import (
     Clock,
     Horizon,
@@ -91,7 +89,6 @@ class EventCallback(MethodCallback):
         self._ending = ""  # of the line about the last event
         self._rate: RateAfterEvent | None = None
         self._stepped: set[Parameter] = set()  # in this batch
-        self._named: set[str] = set()  # copies of weights that may be averages, of which it has warned
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         """Compute the change without making it."""
@@ -102,8 +99,6 @@ class EventCallback(MethodCallback):
         reshard(pl_module)
         with self.selecting(trainer, pl_module):
             change = self.plan(trainer, pl_module)
-            copies = copies_beside(trainer, pl_module) if self._makes_another_network and change.values else {}
-        former = {name: copy.clone() for name, copy in copies.items()}
         afters: list[After] = []
         if self.logs.layers:
             afters += [observe_singular_values(trainer, self.name, change)]
@@ -114,19 +109,11 @@ class EventCallback(MethodCallback):
         if self.replaces_weights and offers(pl_module, HasSyncTargets):
             change = change.followed_by(pl_module.sync_targets, guard=partial(same_tensors_after_error, everything))
         change.followed_by(self._note, guard=partial(same_callbacks_after_error, trainer)).make()
-        self._name_copies(name for name, copy in copies.items() if torch.equal(copy, former[name]))
         report = change.report or Report()
         values, self._ending = report.keyed(self.name, self.logs.layers), report.ending
         for after in afters:
             values |= after()
         return values
-
-    def _name_copies(self, names: Iterable[str]) -> None:
-        """Warn about copies of weights that may be averages which do not restart, about each once."""
-        new = [name for name in names if not any(f"{name}.".startswith(f"{other}.") for other in self._named)]
-        self._named.update(new)
-        for sentence in copies_in_words(new):
-            rank_zero_warn(f"{self.title} {sentence}.")
 
     def idle_epochs(self, horizon: Horizon) -> float:
         return idle_epochs(self.when, horizon)

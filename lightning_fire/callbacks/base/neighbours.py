@@ -1,17 +1,15 @@
-"""Other callbacks whose state belongs to the network before an event, such as a best score or an average."""
+"""Reset of other callbacks whose state belongs to the network before an event, such as a best score."""
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+from lightning.pytorch import Trainer
 
 from lightning_fire._lightning import undeclared
 from lightning_fire._private import is_a
 from lightning_fire.methods.base.averages import averages_in
-from lightning_fire.methods.base.unknown_copies import unknown_copies
 
 
 def reset_other_callbacks(trainer: Trainer, new_data: bool) -> list[str]:
@@ -35,16 +33,6 @@ def reset_other_callbacks(trainer: Trainer, new_data: bool) -> list[str]:
         elif averages_in([other]):
             done.append(f"{name} (average)")
     return done
-
-
-def copies_beside(trainer: Trainer, module: LightningModule) -> dict[str, Tensor]:
-    """Find copies of weights in the module and in callbacks that may be averages which do not restart, see there."""
-    others, holders = undeclared(trainer).callbacks, dict[str, Callback]()
-    for other in others:
-        if not is_a(other, "EarlyStopping", "Checkpoint"):
-            name = type(other).__name__
-            holders[f"{name}_{len(holders) + 1}" if name in holders else name] = other
-    return unknown_copies(module, averages_in(others), holders, targets=True)
 
 
 @contextmanager

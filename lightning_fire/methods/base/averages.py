@@ -1,6 +1,7 @@
 """Averages of weights, of any library, and their restart from new weights."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor, nn
 from lightning_fire._private import attributes_of
 from lightning_fire.distributed import local
 from lightning_fire.methods.base.transfers import read
-from lightning_fire.where.layers import plain
+from lightning_fire.where.layers import injected_heads, plain
+from lightning_fire.where.selection import some
 from lightning_fire.where.trained import why_not_trained
 
 _MODULES = "module", "ema", "ema_model", "_average_model"  # attributes that hold the averaged network
@@ -59,7 +61,7 @@ def averages_of(model: nn.Module, averages: Iterable[Any] = ()) -> Iterator[tupl
     Raises a ValueError if one of `averages` does not have the shapes of the model or of a part of it.
     """
     given = list(averages)
-    for average, pairs in paired(model, given):
+    for average, pairs in _paired(model, given):
         if pairs is not None:
             yield average, pairs
         elif any(average is one for one in given):
@@ -69,13 +71,12 @@ def averages_of(model: nn.Module, averages: Iterable[Any] = ()) -> Iterator[tupl
 @torch.no_grad()
 def averages_by_model(models: nn.ModuleList, averages: Sequence[Any]) -> list[list[Any]]:
     """Assign given averages to several models; an average of all of them, or of none of them, goes to each."""
-    tensors = {id(average): {tensor for _, tensor in pairs or ()} for average, pairs in paired(models, averages)}
+    tensors = {id(average): {tensor for _, tensor in pairs or ()} for average, pairs in _paired(models, averages)}
     own = [{tensor for _, tensor in _stored(model)} for model in models]
     return [[one for one in averages if not tensors[id(one)] or tensors[id(one)] & each] for each in own]
 
 
-def paired(model: nn.Module, given: Iterable[Any]) -> Iterator[tuple[Any, list[tuple[Tensor, Tensor]] | None]]:
-    """Iterate over the averages of a model, given and held by it; None instead of pairs for other shapes."""
+def _paired(model: nn.Module, given: Iterable[Any]) -> Iterator[tuple[Any, list[tuple[Tensor, Tensor]] | None]]:
     known = list({id(average): average for average in (*given, *averages_in([model]))}.values())
     inside = {id(part) for average in known for part in _parts(average)}
     for average in known:
@@ -129,6 +130,72 @@ def networks_of(averages: Iterable[Any]) -> list[nn.Module]:
 def averaged(model: nn.Module) -> set[Tensor]:
     """Return the parameters of the averages that a model holds, which no optimizer trains."""
     return {parameter for network in networks_of(averages_in([model])) for parameter in network.parameters()}
+
+
+@torch.no_grad()
+def unknown_copies(model: nn.Module) -> list[str]:
+    """Name parts of a model that may be averages which do not restart, in at most one sentence.
+
+    Candidates are untrained submodules, buffers and tensors in attributes with the shapes of a trained part and values
+    near its values. The values of an average are near, those of a teacher are not.
+    """
+    known = averaged(model)
+    parts = {plain(path): part for path, part in model.named_modules()}
+    trained: dict[tuple[torch.Size, ...], list[list[Tensor]]] = {}  # by the shapes of their weights
+    for weights in ([*part.parameters()] for part in parts.values()):
+        if any(weight.ndim > 1 for weight in weights) and not any(map(why_not_trained, weights)):
+            trained.setdefault(_shapes(weights), []).append(weights)
+    found: list[str] = []
+    _, frozen = injected_heads(model)
+
+    def depth(path: str) -> int:
+        return len(path.split(".")) if path else 0
+
+    for _, level in groupby(sorted(parts, key=depth), depth):  # parts of a candidate are not candidates
+        alike: list[tuple[list[str], Sequence[Tensor]]] = []
+        for path in level:
+            part = parts[path]
+            if path.startswith(frozen):  # copies that must stay
+                continue
+            if is_average(part) or known.intersection(part.parameters()):
+                continue
+            weights, inside = list(part.parameters()), any(path.startswith(f"{other}.") for other in found)
+            if not inside and "target" not in path and all(map(why_not_trained, weights)):
+                alike.append(([path], weights))
+            buffers = {name: buffer for name, buffer in part.named_buffers(recurse=False) if buffer.is_floating_point()}
+            alike.append(([f"{path}.{name}".strip(".") for name in buffers], list(buffers.values())))
+            for name, value in vars(part).items():
+                kept = None if name.startswith("_") or is_average(value) else _named(value)
+                tensors = list(kept.values() if isinstance(kept, Mapping) else kept or ())
+                alike.append(([f"{path}.{name}".strip(".")], tensors))
+        near = _are_near([tensors for _, tensors in alike], trained)
+        found += [name for (names, _), is_near in zip(alike, near, strict=True) if is_near for name in names]
+    if not found:
+        return []
+    return [
+        f"does not restart {some(found, most=3)}: close to trained weights, but not trained. If this is an average of"
+        " the weights, it keeps the old ones: give it as averages=…, or copy the new weights to it in `sync_targets()`"
+    ]
+
+
+def _shapes(tensors: Iterable[Tensor]) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in tensors)
+
+
+def _are_near(
+    groups: Sequence[Sequence[Tensor]], trained: Mapping[tuple[torch.Size, ...], Sequence[Sequence[Tensor]]]
+) -> list[bool]:
+    """Return whether tensors have the shapes of a trained part and are nearer to its values than to zero."""
+    pairs = [(n, group, weights) for n, group in enumerate(groups) for weights in trained.get(_shapes(group), ())]
+    moves = [_distance(a, b) for _, group, weights in pairs for a, b in zip(group, weights, strict=True)]
+    known = dict.fromkeys(weight for *_, weights in pairs for weight in weights)
+    norms = {weight: torch.linalg.vector_norm(local(weight).float()) for weight in known}
+    values = iter(read([*moves, *norms.values()]))
+    distances, near = [list(islice(values, len(group))) for _, group, _ in pairs], [False] * len(groups)
+    lengths = dict(zip(norms, values, strict=True))
+    for (number, _, weights), moved in zip(pairs, distances, strict=True):
+        near[number] |= sum(moved) < 0.5 * sum(lengths[weight] for weight in weights)
+    return near
 
 
 def _inner(average: Any) -> nn.Module | None:
@@ -186,7 +253,7 @@ def _pairs(average: Any, parts: Sequence[nn.Module]) -> list[tuple[Tensor, Tenso
     found = trained or found
     if len(found) < 2:
         return found[0] if found else None
-    return min(found, key=lambda pairs: sum(read(list(map(distance, *zip(*pairs, strict=True))))))
+    return min(found, key=lambda pairs: sum(read(list(map(_distance, *zip(*pairs, strict=True))))))
 
 
 def _stored(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -194,8 +261,7 @@ def _stored(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def distance(copy: Tensor, tensor: Tensor) -> Tensor:
-    """Return the distance of a copy to a tensor of the same shape, a scalar on the device of the tensor."""
+def _distance(copy: Tensor, tensor: Tensor) -> Tensor:
     a, b = local(copy), local(tensor)
     length: Tensor = torch.linalg.vector_norm(a.to(b.device).float() - b.float())
     return length

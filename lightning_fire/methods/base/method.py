@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from lightning_fire.distributed import is_sharded, rank, show_warning
 from lightning_fire.functional.checks import one_of
 from lightning_fire.methods.base.all_or_nothing import distinct, restore, same_optimizers_after_error
-from lightning_fire.methods.base.averages import averages_by_model, followers
+from lightning_fire.methods.base.averages import averages_by_model, followers, unknown_copies
 from lightning_fire.methods.base.change import Change, measured
 from lightning_fire.methods.base.copies import copies_in
 from lightning_fire.methods.base.ignored_passes import ignored_passes
@@ -25,7 +25,6 @@ from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.base.several import MemberTraining, Models, as_one, together
 from lightning_fire.methods.base.training import Loop, Training
-from lightning_fire.methods.base.unknown_copies import in_words, unknown_copies
 from lightning_fire.methods.base.verify import Verification
 from lightning_fire.methods.base.wrong_library import OfOneLibrary, WrongLibrary
 from lightning_fire.when import AtNewData, Never, Schedule, one_schedule
@@ -148,6 +147,10 @@ class EventMethod(Method):
         super().__post_init__()
         one_of(OptimizerPolicy, optimizer_state=self.optimizer_state)
 
+    def check(self, model: nn.Module) -> Sequence[str]:
+        """Also name parts that may be averages of the model which do not restart."""
+        return [*super().check(model), *(unknown_copies(model) if self.remakes_network else ())]
+
     def selected(self, model: nn.Module, training: Training) -> str:
         """Describe briefly what it acts on, such as the number of units, when training starts."""
         return ""
@@ -182,10 +185,9 @@ class EventMethod(Method):
         self._require_whole(whole)
         with _only_looking(whole):
             change = planned(self, whole, training)
-            if self.remakes_network and change.values:  # adapters say it before training
+            if self.remakes_network and change.values:  # adapters say it before training, in `check`
                 with _training_of(self, whole, training):
-                    copies = in_words(unknown_copies(whole, training.averages))
-                    change = replace(change, left_out=[*change.left_out, *copies])
+                    change = replace(change, left_out=[*change.left_out, *unknown_copies(whole)])
         return change.followed_by(partial(setattr, training, "event", training.event + 1)).apply()
 
 
