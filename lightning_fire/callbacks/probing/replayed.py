@@ -44,5 +44,6 @@ def recorded(iterator: Iterator[Any]) -> Replayed:
 
 def is_iterator(value: object) -> bool:
     """Return whether a value is an iterator of Python or of a DataLoader, whose position cannot be copied."""
-    known = isinstance(value, Replayed | GeneratorType) or type(value).__module__ in _MODULES
-    return known and isinstance(value, Iterator)
+    if not hasattr(type(value), "__next__"):
+        return False
+    return isinstance(value, Replayed | GeneratorType) or type(value).__module__ in _MODULES

@@ -99,15 +99,15 @@ def _restores_of_trainer(trainer: Any) -> list[Restore]:
     for config in trainer.lr_scheduler_configs:
         _save_attributes(config.scheduler, restores, seen, depth=3)
     for thing in [trainer, *(each for each in trainer.callbacks if not _is_own(each))]:
-        _record_iterators(vars(thing), restores)
-        for value in vars(thing).values():
+        for name, value in list(vars(thing).items()):
+            _record_iterator(vars(thing), name, restores)
             _save_state(value, restores)
     return restores
 
 
 def _save(value: Any, restores: list[Restore], seen: set[int], depth: int, whole: bool) -> None:
-    if _save_state(value, restores):
-        return
+    if value is None or isinstance(value, int | float | str) or _save_state(value, restores):
+        return  # most attributes are of these
     if isinstance(value, Tensor):
         if (whole or value.numel() <= _LARGE) and not isinstance(value, nn.Parameter):
             _save_tensor(value, restores)
@@ -142,12 +142,11 @@ def _save_state(value: Any, restores: list[Restore]) -> bool:
     return True
 
 
-def _record_iterators(items: Any, restores: list[Restore]) -> None:
-    """Replace the iterators in a dict or list by ones that are rewound afterwards."""
-    for key, value in list(items.items() if isinstance(items, dict) else enumerate(items)):
-        if is_iterator(value):
-            items[key] = replayed = recorded(value)
-            restores.append(partial(_put_back, items, key, replayed))
+def _record_iterator(items: Any, key: Any, restores: list[Restore]) -> None:
+    """Replace an item of a dict or list, if it is an iterator, by one that is rewound afterwards."""
+    if is_iterator(items[key]):
+        items[key] = replayed = recorded(items[key])
+        restores.append(partial(_put_back, items, key, replayed))
 
 
 def _put_back(items: Any, key: Any, replayed: Replayed) -> None:
@@ -160,10 +159,10 @@ def _save_attributes(thing: Any, restores: list[Restore], seen: set[int], depth:
     seen.add(id(thing))
     saved = dict(vars(thing))
     restores.append(partial(_refill, vars(thing), saved))
-    _record_iterators(vars(thing), restores)
     skipped = {*(_OF_TORCH if isinstance(thing, nn.Module) else ()), *OWN_LINKS}
     for name, value in saved.items():
         if name not in skipped:
+            _record_iterator(vars(thing), name, restores)
             _save(value, restores, seen, depth, whole=isinstance(thing, Metric))
 
 
@@ -174,8 +173,8 @@ def _save_container(value: Any, restores: list[Restore], seen: set[int], depth: 
     saved = value.copy()
     restores.append(partial(_refill, value, saved))
     if len(saved) <= _MANY:
-        if isinstance(value, dict | list):
-            _record_iterators(value, restores)
+        for key in list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+            _record_iterator(value, key, restores)
         for item in list(saved.values() if isinstance(saved, dict) else saved):
             _save(item, restores, seen, depth - 1, whole)
 
