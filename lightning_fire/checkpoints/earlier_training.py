@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -44,6 +45,22 @@ class EarlierTraining:
         Raises:
             ValueError: If names or shapes differ.
         """
+        fitting = self._fitting(module)
+        if not only_check:
+            module.load_state_dict(fitting, strict=False)
+
+    def require_new(self, module: nn.Module) -> None:
+        """Raise a ValueError if all floating point parameters of a module that fits already have these weights."""
+        fitting, own = self._fitting(module), module.named_parameters(remove_duplicate=False)
+        new = {name: parameter for name, parameter in own if name in fitting and parameter.is_floating_point()}
+        if new and all(not p.is_meta and torch.equal(p, fitting[name].to(p)) for name, p in new.items()):
+            raise ValueError(
+                f"{type(module).__name__} has the weights of {self.name} before they are loaded, so that training from"
+                " scratch would continue, too: make it with new weights"
+            )
+
+    def _fitting(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the weights by the names of a module; raise the ValueError of `load_weights`."""
         heads, frozen = injected_heads(module)
         written = {name: tensor for name, tensor in self.weights.items() if not name.startswith(frozen)}
         own = {
@@ -68,9 +85,8 @@ class EarlierTraining:
                 break
         if reasons:
             raise ValueError(f"{self.name} does not fit {type(module).__name__}: {'; '.join(reasons)}")
-        if not only_check:
-            copies = {name: tensor for name, tensor in self.weights.items() if name not in written}
-            module.load_state_dict({own[name][0]: tensor for name, tensor in given.items()} | copies, strict=False)
+        copies = {name: tensor for name, tensor in self.weights.items() if name not in written}
+        return {own[name][0]: tensor for name, tensor in given.items()} | copies
 
     def load_optimizer_states(self, optimizers: Sequence[Optimizer]) -> str:
         """Load the states of parameters into optimizers; learning rates and other settings are kept.

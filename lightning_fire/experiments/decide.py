@@ -79,6 +79,8 @@ class Start:
             )
         training = Loop(optimizers, initial=initial_values(model), **loop)
         self._require_new(model)
+        if not self._loaded:  # a second call may be for other optimizers
+            self._earlier.require_new(model)
         self._earlier.load_weights(model, only_check=self.scratch)
         self._loaded = True
         if not self.scratch:

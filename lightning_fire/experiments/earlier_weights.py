@@ -25,7 +25,8 @@ class EarlierWeights(Checkpoint):
         only_data: Whether only to check that the weights fit, without loading them.
 
     Raises:
-        ValueError: Before training, if the weights do not fit, or the digest of the file differs.
+        ValueError: Before training, if the weights do not fit, the digest of the file differs, or the module for
+            `only_data` already has these weights.
     """
 
     def __init__(self, path: str, sha256: str, only_data: bool = False):
@@ -46,8 +47,10 @@ class EarlierWeights(Checkpoint):
         if digest_of(self.path) != self.sha256:
             raise ValueError(f"{self.path} has changed since the comparison began: start it again")
         earlier = read_earlier_training(self.path)
-        earlier.load_weights(pl_module, only_check=self.only_data)
-        if not self.only_data:
+        if self.only_data:
+            earlier.require_new(pl_module)
+        else:
+            earlier.load_weights(pl_module)
             reason = earlier.load_optimizer_states(trainer.optimizers)
             self._loaded = float(not reason)
             inform(

@@ -209,6 +209,21 @@ def test_a_model_of_an_earlier_run_is_an_error(old):
         decide(lambda seed, start: start(nn.Sequential(part, nn.ReLU(), nn.Linear(6, 2))) and 0.0, "old.pt", seeds=1)
 
 
+def test_a_model_that_has_loaded_the_checkpoint_is_an_error(old):
+    """Scratch would continue, too. A loaded backbone below a new head is a usual start."""
+
+    def train(seed, start, parts):
+        model = network()
+        for part in parts:
+            model[part].load_state_dict(old[part].state_dict())
+        start(model)
+        return 0.0
+
+    with pytest.raises(ValueError, match=r"Sequential has the weights of old\.pt before they are loaded, .* scratch"):
+        decide(partial(train, parts=(0, 2)), "old.pt", seeds=1)
+    decide(partial(train, parts=(0,)), "old.pt", [], seeds=1)
+
+
 def test_a_frozen_part_may_be_that_of_an_earlier_run(old):
     part = network()[0].requires_grad_(False)
 

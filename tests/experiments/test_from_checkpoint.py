@@ -68,6 +68,12 @@ def test_scratch_is_a_training_without_the_checkpoint(old):
     assert_same_weights(scratch, fitted_without(data=PlainData(), max_epochs=1))
 
 
+def test_scratch_of_a_module_that_has_loaded_the_checkpoint_is_an_error(old):
+    path, module = old
+    with pytest.raises(ValueError, match=r"PlainModule has the weights of .*old\.ckpt before they are loaded"):
+        fitted(start(path, only_data=True), module=module, data=PlainData(), max_epochs=1)
+
+
 def test_without_a_method_training_continues_with_the_optimizer(old):
     path, module = old
     continued = fitted(start(path), data=PlainData(), max_epochs=1)
