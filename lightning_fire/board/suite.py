@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from lightning_fire.experiments.direction import mode_of
 from lightning_fire.experiments.sweep import checked_space
 from lightning_fire.recipe.recipe import SEARCH_SPACE, SHIPPED, VANILLA, Recipe, find_recipe
 from lightning_fire.recipe.strict_yaml import read_yaml
@@ -110,6 +111,7 @@ def read_suite(path: Path = SUITE) -> Suite:
     for name, given in content["tasks"].items():
         if unknown := set(given) - known:
             raise ValueError(f"{path}: a task has no {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
-        tasks[name] = Task(name, find_recipe(folder / f"{name}.yaml"), **given)
+        direction = {"mode": mode_of(given.get("metric") or "", given.get("mode"), f"{name} mode: {{}}")}
+        tasks[name] = Task(name, find_recipe(folder / f"{name}.yaml"), **(given | direction))
     methods = find_recipe(folder / _METHODS).methods
     return Suite(path, tasks, methods, read_yaml(folder / SEARCH_SPACE), content["trials"], tuning, seeds)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from lightning_fire.experiments.branching import with_first_phases, with_shared_starts
+from lightning_fire.experiments.direction import mode_of
 from lightning_fire.experiments.from_checkpoint import HOLD_OUT, about_optimizers, from_checkpoint, with_scratch
 from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
 from lightning_fire.experiments.source_of import importing_from_here
@@ -132,8 +133,8 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
     parser.add_argument(
         "--mode",
         choices=["max", "min"],
-        default="max",
-        help="max: larger --metric is better; min: smaller is better",
+        help="max: larger --metric is better; min: smaller is better (default: max; required for the name of a loss or"
+        " an error)",
     )
     add_engine_arguments(parser)
 
@@ -219,6 +220,7 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
         runs = from_checkpoint(runs, options.checkpoint) if options.checkpoint else runs
         engine = engine_for(recipe, options, output)
         runs = with_monitor(runs)
+        metric_of(runs[0], options)  # raises an error before training
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
     if options.checkpoint:
@@ -275,8 +277,8 @@ def train_and_read(
     from lightning_fire.experiments.runner import NOT_BEGUN, train
     from lightning_fire.experiments.streams import report_of_chunks
 
-    declared = "phases" if runs[0].branch else declared_report(runs[0])
-    metric = Metric(*metric_of(runs[0], declared, options))
+    declared = declared_report(runs[0])
+    metric = Metric(*metric_of(runs[0], options))
     known = {"phases": phases.NEEDS, "return": returns.NEEDS, "function": {metric.key: "the function of the recipe"}}
     needs = known.get(declared, metric.needs)
     if declared in ("accuracy", "loss", "function"):
@@ -331,7 +333,7 @@ def with_monitor(runs: Sequence[Run]) -> list[Run]:
         return any(map(has_monitor, inner))
 
     without = [run.method for run in runs if not has_monitor(run.recipe())]
-    if runs[0].branch or declared_report(runs[0]) in ("return", "function") or not without:
+    if declared_report(runs[0]) in ("phases", "return", "function") or not without:
         return list(runs)
     if len(without) < len(runs):
         raise ValueError(
@@ -341,27 +343,32 @@ def with_monitor(runs: Sequence[Run]) -> list[Run]:
     return [replace(run, extra=merged(run.extra, {"trainer": {"callbacks+": [_MONITOR]}})) for run in runs]
 
 
-def metric_of(run: Run, declared: str, options: argparse.Namespace) -> tuple[str, str]:
+def metric_of(run: Run, options: argparse.Namespace) -> tuple[str, str]:
     """Return the key of the compared metric, and whether its `max` or `min` is best.
 
     Raises:
-        ValueError: If a run trains by a function, and neither `--metric` nor its recipe names the metric.
+        ValueError: If a run trains by a function, and neither `--metric` nor its recipe names the metric; or if
+            `--mode` is required, see `mode_of`.
     """
     if options.metric is not None:
-        return options.metric, options.mode
+        return options.metric, mode_of(options.metric, options.mode, "--mode {}")
+    declared = declared_report(run)
     if declared != "function":
-        return ("val/loss", "min") if declared == "loss" else ("val/accuracy", options.mode)
+        return ("val/loss", "min") if declared == "loss" else ("val/accuracy", options.mode or "max")
     train = run.recipe()["train"]
     if not isinstance(train, Mapping) or not train.get("metric"):
         raise ValueError("name the logged metric to compare, with --metric or as train.metric")
-    return str(train["metric"]), str(train.get("mode", options.mode))
+    key, mode = str(train["metric"]), options.mode or train.get("mode")
+    return key, mode_of(key, mode, "--mode {0} or train.mode: {0}")
 
 
 def declared_report(run: Run) -> str:
     """Return the name of the report that the data of a run declares, see `contracts.HasReport`; check that it exists.
 
-    `"function"` if the run trains by a function.
+    `"function"` if the run trains by a function, `"phases"` if it continues from a phase 1.
     """
+    if run.branch:
+        return "phases"
     if "train" in (recipe := run.recipe()):
         return "function"
     data = recipe.get("data")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.earlier_training import EarlierTraining, digest_of, read_earlier_training
 from lightning_fire.experiments.decision import Decision, decision_of
+from lightning_fire.experiments.direction import mode_of
 from lightning_fire.experiments.runs import at_work_in
 from lightning_fire.experiments.source_of import source_of
 from lightning_fire.experiments.tables import aligned, difference_cell, with_spread
@@ -174,7 +175,7 @@ def decide(
     checkpoint: str | Path,
     methods: Sequence[EventMethod] | Mapping[str, Any] = (FIRE(),),
     seeds: int | Sequence[int] = 5,
-    mode: Literal["max", "min"] = "max",
+    mode: Literal["max", "min"] | None = None,
     metric: str = "metric",
     worth: float | None = None,
     output: str | Path = "runs/decide",
@@ -194,7 +195,8 @@ def decide(
             `fire` and `fire scale=procrustes`, or a dict with names of your own. A value of that dict that is not an
             `EventMethod` is for `train` to apply: `start.method`.
         seeds: Number of seeds, from 0, or a list of seeds.
-        mode: `"max"` if larger is better, `"min"` if smaller is.
+        mode: `"max"` if larger is better, `"min"` if smaller is. Default: `"max"`, but it must be given for a metric
+            whose name is that of a loss or an error, such as `MAE`.
         metric: Name of the metric in the text.
         worth: Smallest difference of the metric that matters. Default: that of `decision_of`.
         output: Folder for the results, `results.csv`.
@@ -220,9 +222,7 @@ def decide(
         >>> round(found.values["fire"][0], 3)  # of an orthogonal matrix
         2.0
     """
-    if mode not in ("max", "min"):
-        raise ValueError(f"`mode` must be 'max' or 'min', got {mode!r}")
-    every = _seeds(seeds)
+    direction, every = mode_of(metric, mode, 'mode="{}"'), _seeds(seeds)
     if worth is not None and not 0 < worth < float("inf"):
         raise ValueError(f"`worth` must be a positive number, got {worth!r}")
     named, output = _named(methods), Path(output)
@@ -253,7 +253,7 @@ def decide(
         {name: {seed: float(rows[name, seed, settings[name]][column]) for seed in every} for name in named}
         for column in ("value", "seconds")
     )
-    found = DecisionRuns(values, seconds, decision_of(values, metric, mode, worth=worth))
+    found = DecisionRuns(values, seconds, decision_of(values, metric, direction, worth=worth))
     print(f"\n{found}")
     return found
 

@@ -202,6 +202,7 @@ def decision_of(
             f"These intervals hold for all {len(pairs) // 2} pairs of methods together (paired t-tests, Holm);"
             " those of the table are each for one pair."
         )
+    told.append(f"{metric}: {'more' if mode == 'max' else 'less'} is better.")
     whole = None if more is None or not np.isfinite(more) else int(more)
     return Decision(" ".join(told), choice, leading, best, better, warm, worth, whole)
 

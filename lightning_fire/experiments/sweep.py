@@ -14,7 +14,14 @@ from typing import Any
 import yaml
 
 from lightning_fire.experiments.branching import with_shared_starts
-from lightning_fire.experiments.compare import add_common_arguments, common, engine_for, train_and_read, with_monitor
+from lightning_fire.experiments.compare import (
+    add_common_arguments,
+    common,
+    engine_for,
+    metric_of,
+    train_and_read,
+    with_monitor,
+)
 from lightning_fire.experiments.runs import Run, at_work_in, merged, plan
 from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe, as_yaml
@@ -72,6 +79,7 @@ def main(args: Sequence[str] | None = None) -> Setting:
         if options.trials is None and not _is_grid(space):
             raise ValueError("a space with ranges has no end: say how many settings to try, --trials N")
         (example,) = with_monitor([example])
+        metric_of(example, options)  # raises an error before training
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
     with at_work_in(output), closing(engine):

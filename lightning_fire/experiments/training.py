@@ -200,7 +200,7 @@ class ReportProgress(Checkpoint):
         if self.needs and not {self.needs, f"{self.needs}_seen"} & set(there):
             raise MisconfigurationException(
                 f"{stage} logs no {self.needs}, which is compared: let {type(pl_module).__name__} log it, or name"
-                f" another with --metric; there are {', '.join(sorted(there)) or 'none'}"
+                f" another with --metric and --mode; there are {', '.join(sorted(there)) or 'none'}"
             )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

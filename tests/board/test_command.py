@@ -269,6 +269,7 @@ def test_a_suite_with_wrong_keys_is_refused(folder, capsys):
     rule = yaml.safe_load(path.read_text())
     for key, value, told in (
         ("seeds", [0, 100], "must not be reported, got [100]"),
+        ("tasks", {"random_labels": {"metric": "val/loss"}}, "less is better: give random_labels mode: min, or"),
         ("tasks", {"random_labels": {"mesure": "final"}}, "a task has no mesure; it has about"),
         ("other", 1, "must have the keys seeds, tasks, trials, tuning_seeds"),
     ):

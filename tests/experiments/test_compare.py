@@ -528,7 +528,8 @@ def test_a_metric_that_is_not_logged_is_named_at_once(tmp_path):
         end = report.on_validation_end if stage == "validation" else report.on_train_epoch_end
         if stage == "training":
             report.on_validation_end(trainer, module)
-        told = f"{stage} logs no {key}, which is compared: let Classifier log it, or name another with --metric"
+        told = f"{stage} logs no {key}, which is compared: let Classifier log it, or name another"
+        told += " with --metric and --mode"
         with pytest.raises(MisconfigurationException, match=f"{told}; there are val/loss"):
             end(trainer, module)
         for there in (key, f"{key}_seen"):

@@ -289,6 +289,7 @@ def test_a_method_that_the_function_applies_is_given_to_it(old):
     ("options", "message"),
     [
         ({"mode": "less"}, "`mode` must be 'max' or 'min', got 'less'"),
+        ({"metric": "MAE"}, 'the name of MAE suggests that less is better: give mode="min", or mode="max" if more is'),
         ({"seeds": 0}, "`seeds` must hold at least one seed, got 0"),
         ({"methods": [FIRE(), FIRE(where=Weights("cnn"))]}, "two methods are named fire: give a dict"),
         ({"methods": {"vanilla": FIRE()}}, "two methods are named vanilla"),

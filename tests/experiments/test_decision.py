@@ -9,6 +9,7 @@ from scipy import stats
 
 from lightning_fire.experiments.chunks import ChunkReport, Metric
 from lightning_fire.experiments.decision import Cost, decision_of, paired_differences
+from lightning_fire.experiments.direction import mode_of
 from lightning_fire.experiments.statistics import holm_levels, p_value, seeds_for
 
 NAMES = ["vanilla", "full_reset", "fire", "dash", "redo", "snr"]
@@ -100,6 +101,18 @@ def test_the_number_of_seeds_gives_an_interval_of_the_width_asked():
     assert seeds_for(1.0, 1e-3) == float("inf")
 
 
+@pytest.mark.parametrize("metric", ["val/mae", "MAE", "loss", "testLoss", "eval_log_loss", "final RMSE", "val/err"])
+def test_the_direction_of_a_loss_or_an_error_must_be_given(metric):
+    with pytest.raises(ValueError, match=rf"the name of {metric} suggests that less is better: give --mode min, or --"):
+        mode_of(metric, None, "--mode {}")
+    assert [mode_of(metric, mode, "--mode {}") for mode in ("max", "min")] == ["max", "min"]
+
+
+@pytest.mark.parametrize("metric", ["val/accuracy", "MRR@10", "mAP50", "return", "lossless", "metric", "terror"])
+def test_more_of_other_metrics_is_better_if_nothing_else_is_said(metric):
+    assert mode_of(metric, None, "--mode {}") == "max"
+
+
 MAE = {  # less is better; differences full_reset - vanilla: 0.018, 0.020, 0.019
     "vanilla": {0: 0.100, 1: 0.110, 2: 0.105},
     "full_reset": {0: 0.118, 1: 0.130, 2: 0.124},
@@ -112,11 +125,11 @@ def test_warm_starting_gains_in_the_metric_and_its_direction():
     warm = decision.warm_start
     assert (warm.gain, warm.low, warm.high) == pytest.approx((0.019, 0.019 - half, 0.019 + half), abs=1e-8)
     loss = "training from scratch (full_reset) loses 0.0190 MAE (0.0165 to 0.0215)"
-    assert decision.text == f"Decision: keep vanilla: {loss}."
+    assert decision.text == f"Decision: keep vanilla: {loss}. MAE: less is better."
     assert decision.choice == "vanilla" and decision.more_seeds is None
     costs = decision_of(MAE, "accuracy").text
     gains = "it gains 0.0190 accuracy (0.0165 to 0.0215) over continuing (vanilla)"
-    assert costs == f"Decision: train from scratch (full_reset): {gains}."
+    assert costs == f"Decision: train from scratch (full_reset): {gains}. accuracy: more is better."
     assert (
         "Warm starting (vanilla) gains 0.0190 MAE (0.0146 to 0.0234) against training from scratch (full_reset)."
         in decision_of(MAE | {"fire": {0: 0.05, 1: 0.04, 2: 0.06}}, "MAE", "min").text

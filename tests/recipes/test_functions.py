@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from tiny_recipe import error_of
 
 from lightning_fire.cli import main
 from lightning_fire.experiments import compare as compare_command
@@ -196,18 +197,31 @@ def test_compare_reports_the_last_fifth_and_the_mean_of_what_is_logged(here, cap
 
 
 def test_the_recipe_can_name_the_metric(here, capsys):
-    Path("recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"train": {**RECIPE["train"], "metric": "loss"}}))
+    Path("recipe.yaml").write_text(
+        yaml.safe_dump(RECIPE | {"train": {**RECIPE["train"], "metric": "loss", "mode": "max"}})
+    )
     main(["compare", "recipe.yaml", "--output", "out", "--seeds", "1", "--methods", "vanilla"])
     shown = capsys.readouterr().out
-    assert "final loss" in shown and "less is better" not in shown
+    assert "final loss" in shown and "loss: more is better." in shown and "less is better" not in shown
     with pytest.raises(SystemExit):
         main(["compare", "recipe.yaml", "--output", "out", "--seeds", "1", "--methods", "vanilla", "--metric", "los"])
     assert "has not logged los, as the function of the recipe does" in capsys.readouterr().out
 
 
-def test_without_a_metric_nothing_is_trained(here):
-    with pytest.raises(ValueError, match=r"with --metric or as train\.metric"):
-        main(["compare", "recipe.yaml", "--output", "out", "--methods", "vanilla"])
+def test_without_a_metric_nothing_is_trained(here, capsys):
+    assert "with --metric or as train.metric" in error_of(["compare", "recipe.yaml", "--methods", "vanilla"], capsys)
+    assert here.calls == []
+
+
+def test_without_the_direction_of_a_loss_nothing_is_trained(here, capsys):
+    """Nor tuned; --mode and the recipe may say it."""
+    words = ["recipe.yaml", "--metric", "loss", "--seeds", "1"]
+    told = "the name of loss suggests that less is better: give --mode min"
+    assert told in error_of(["compare", *words, "--methods", "fire"], capsys)
+    Path("space.yaml").write_text("fire: {steps: [5, 6]}")
+    assert told in error_of(["sweep", *words, "--method", "fire", "--space", "space.yaml"], capsys)
+    Path("recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"train": {**RECIPE["train"], "metric": "loss"}}))
+    assert f"{told} or train.mode: min, or" in error_of(["compare", "recipe.yaml", "--methods", "fire"], capsys)
     assert here.calls == []
 
 
