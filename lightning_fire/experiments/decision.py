@@ -15,6 +15,7 @@ from lightning_fire.experiments.statistics import (
     p_value,
     seeds_for,
     spread_of,
+    upper_spread,
 )
 from lightning_fire.experiments.tables import mean, number, when_reached
 from lightning_fire.recipe.recipe import VANILLA
@@ -58,8 +59,17 @@ class Difference:
         return replace(self, gain=-self.gain, low=-self.high, high=-self.low)
 
     def more_seeds(self, worth: float) -> float:
-        """Return the number of further seeds that would decide a difference of `worth`; Inf above 10,000."""
-        return max(seeds_for(self.spread, worth, self.level) - self.seeds, 1)
+        """Return the number of further seeds that would show a difference or rule out `worth`; Inf above 10,000.
+
+        At this gain it takes an interval whose half width is below the gain, or below its distance to `worth`.
+        """
+        half = max(abs(self.gain), worth - abs(self.gain))
+        return max(seeds_for(upper_spread(self.spread, self.seeds), half, self.level) - self.seeds, 1)
+
+    def ruled_out_by(self, more: int) -> float:
+        """Return the smallest difference that so many further seeds would rule out, if they show none."""
+        spread = upper_spread(self.spread, self.seeds)
+        return abs(self.gain) + half_width(spread, self.seeds + more, self.level)
 
     def of(self, metric: str = "") -> str:
         """Format it, as "0.019 MAE (0.009 to 0.030)"."""
@@ -98,8 +108,8 @@ class Decision:
         better: Methods that are better than both continuing and training from scratch.
         warm_start: Difference between continuing and training from scratch; None: unknown.
         worth: The smallest difference of the metric that matters; None: unknown.
-        more_seeds: Number of further seeds that would decide a difference of `worth` between the `best`; None: nothing
-            is open, or unknown, e.g. if differences are equal with every seed.
+        more_seeds: Number of further seeds that would decide a difference of `worth` between the `best`, in most
+            cases; None: nothing is open, or unknown, e.g. if differences are equal with every seed.
     """
 
     text: str
@@ -162,7 +172,9 @@ def decision_of(
     open_now = choice == continued and len(best) > 1 and first_gain and first_gain.gain >= (worth or np.inf)
     leading = by_mean[0] if open_now else choice
     undecided = [pairs[by_mean[0], m] for m in level[1:] if (by_mean[0], m) in pairs and pairs[by_mean[0], m].varies]
-    undecided = undecided if all(pair.spread for pair in undecided) else []  # more seeds of one value decide nothing
+    final = bool(best) and best[0] != choice  # what gains too little is not used, whatever more seeds show
+    if final or not all(pair.spread for pair in undecided):  # more seeds of one value decide nothing
+        undecided = []
     open_ = [pair for pair in undecided if max(pair.high, -pair.low) > worth] if worth else []
     more = max((pair.more_seeds(worth) for pair in open_), default=None) if worth else None
 
@@ -170,7 +182,7 @@ def decision_of(
     if choice == continued:
         rival = next((m for m in (leading, *best[:1], *by_mean) if m and m != continued), scratch)
     gain = pairs.get((rival if choice == continued else choice or "", continued))
-    too_small = _rounded(least, least) if best and best[0] != choice else ""
+    too_small = _rounded(least, least) if final else ""
     told = [_headline(choice, rival, leading != choice, len(best) == 1, gain, metric, continued, scratch, too_small)]
     if warm is None or {choice, rival} != {continued, scratch}:
         told.append(_warm_start(continued, scratch, warm, metric, unranked))
@@ -350,7 +362,7 @@ def _what_is_open(pairs: Sequence[Difference], worth: float, given: bool) -> str
     more = max(pair.more_seeds(worth) for pair in pairs)
     if more <= FEASIBLE:
         return f"{more:.0f} more seed{'s' * int(more != 1)} would decide a difference of {_rounded(worth, worth)}."
-    decided = max(half_width(pair.spread, pair.seeds + FEASIBLE, pair.level) for pair in pairs)
+    decided = max(pair.ruled_out_by(FEASIBLE) for pair in pairs)
     differences = f"Differences below {_rounded(decided, decided)}"
     if not given:
         return f"{differences} would need more than {FEASIBLE} further seeds: treat them as zero."
