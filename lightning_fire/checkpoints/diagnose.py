@@ -19,7 +19,7 @@ from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, dfi_normalized
 from lightning_fire.printable import printable, without_nan
 from lightning_fire.where import Selection, WeightView
-from lightning_fire.where.selection import about, columns, times
+from lightning_fire.where.selection import about, columns, some, times
 
 # choice of --sort: attribute, column header
 METRICS = {
@@ -87,11 +87,12 @@ def table(rows: Sequence[Diagnosis], steps: int | str) -> str:
     if not known:
         return f"{columns(cells)}\n{len(rows)} weight matrices, none of them finite"
     mean = _short(sum(each.dfi_normalized for each in known) / len(known))
-    summary = f"{len(rows)} weight matrices: mean DfI {mean}"
+    bad = [row.name for row in rows if not isfinite(row.norm)]
+    summary = f"{len(rows)} weight matrices: mean DfI {mean}{f' (of {len(known)} of {len(rows)})' if bad else ''}"
     if norm := sum(each.norm**2 for each in known):
         moved = sum(each.sfe_normalized * each.norm**2 for each in known if isfinite(each.sfe_normalized))
-        summary += f", SFE/‖W‖² of all together {_short(moved / norm)} (--steps {steps})"
-    return f"{columns(cells)}\n{summary}"
+        summary += f", SFE/‖W‖² of {'these' if bad else 'all'} together {_short(moved / norm)} (--steps {steps})"
+    return f"{columns(cells)}\n{summary}{f'; NaN or Inf in {some(bad)}' if bad else ''}"
 
 
 def _short(value: float) -> str:

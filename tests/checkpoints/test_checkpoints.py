@@ -245,6 +245,9 @@ def test_diagnose_prints_and_writes(tmp_path, capsys):
     assert {row.name for row in known} == set(TAKEN)
     conditions = [row.condition for row in known]
     assert conditions == sorted(conditions, reverse=True)
+    counted = next(line for line in text.splitlines() if "weight matrices: mean DfI" in line)
+    assert f" (of {len(known)} of {len(rows)}), SFE/‖W‖² of these together" in counted
+    assert counted.endswith("; NaN or Inf in broken.weight")
     line = next(line.split() for line in text.splitlines() if line.startswith("fc.weight"))
     slow = slow_diagnosis(state["fc.weight"], steps=5)
     assert line[:2] == ["fc.weight", "5×6"]
