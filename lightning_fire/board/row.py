@@ -71,11 +71,14 @@ def read_row(path: Path) -> Row:
 
     Raises:
         ValueError: If the file is not a row.
+        OSError: If it does not exist, or cannot be read.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         cells = {task: Cell(**_with_nan(cell)) for task, cell in content.pop("cells").items()}
         return Row(**content, cells=cells)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is not a row of the board: {error}") from None
 

@@ -17,6 +17,8 @@ def read_yaml(path: Path, load: Callable[[str], Any] = yaml.safe_load) -> Any:
         text = path.read_text(encoding="utf-8")
         require_unambiguous(text)
         return load(text)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # numbers and dates raise ValueError
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or next(iter(str(error).splitlines()), type(error).__name__)

@@ -227,6 +227,7 @@ def refused(capsys, *words):
         (["mine.py:Odd"], "mine.py:Odd: search_space must have numbers, strings, true or false, got {'factor': [torch"),
         (["mine.py:Named", "again.py:Named"], "again.py:Named: there is a method named already, give another `name`"),
         (["fire", "--tasks", "labels"], "--tasks: no labels; there are random_labels"),
+        (["--check", "nope.json"], "error: nope.json does not exist"),
         (["--check", "mine.py"], "mine.py is not a row of the board"),
     ],
 )
@@ -262,6 +263,12 @@ def test_another_file_among_the_rows_is_named_before_the_first_run(folder, capsy
 def test_a_file_that_fails_says_so(folder, capsys):
     Path("broken.py").write_text("1 / 0")
     assert "broken.py cannot be imported: ZeroDivisionError" in refused(capsys, "broken.py:Halve")
+
+
+def test_a_suite_that_does_not_exist_is_refused(folder, capsys):
+    with pytest.raises(SystemExit):
+        main(["board", "fire", "--suite", "nope.yaml"])
+    assert "error: nope.yaml does not exist" in capsys.readouterr().err
 
 
 def test_a_suite_with_wrong_keys_is_refused(folder, capsys):
