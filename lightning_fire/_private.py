@@ -67,6 +67,14 @@ def layers_of_keras(model: nn.Module) -> list[Any]:
     return list(model._flatten_layers()) if hasattr(model, "_torch_params") else []  # type: ignore[operator]
 
 
+def variables_of_keras(model: nn.Module) -> set[Tensor]:
+    """Return the tensors that a Keras model with the torch backend uses; none for another module.
+
+    Its `_torch_params` may hold others, too, such as the kernels before `quantize`.
+    """
+    return {variable.value for variable in model.variables} if hasattr(model, "_torch_params") else set()
+
+
 def show_hooks(module: nn.Module) -> Callable[[], None]:
     """Make code compiled earlier by `torch.compile` run hooks that are registered on a module later.
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from torch import nn
 from torch.nn import Parameter
 
-from lightning_fire._private import children_of, layers_of_keras
-from lightning_fire.where.candidate import Candidate
+from lightning_fire._private import children_of, layers_of_keras, variables_of_keras
+from lightning_fire.where.candidate import STALE, Candidate
 from lightning_fire.where.fused import (
     NOT_FUSED,
     Parts,
@@ -53,7 +53,7 @@ def bare_weights(prefix: str, module: nn.Module, parent: nn.Module, recurrent: b
     Recurrent weights named `W_ih` and `W_hh` are split into gates, whose number follows from the size of the state.
     """
     parameters = dict(nn.Module.named_parameters(module, recurse=False))
-    groups = _convolutions_of_keras(parent)
+    groups, used = _convolutions_of_keras(parent), variables_of_keras(parent)
     layouts = _layouts_of(module, parameters, parent) | {name: "in_out" for name in parameters if name in groups}
     names = {name: name.removesuffix("_weight") for name in layouts}
     views = {
@@ -63,7 +63,7 @@ def bare_weights(prefix: str, module: nn.Module, parent: nn.Module, recurrent: b
     views = {name: stacked(view) for name, view in views.items()}
     for name, whole in views.items():
         widths = {other.shape[1] for other in views.values() if other is not whole}
-        reason = why_never(whole)
+        reason = STALE if used and whole.parameter not in used else why_never(whole)
         hidden = views[name.replace("ih", "hh")].shape[1] if name.replace("ih", "hh") in views else 0
         if re.search(r"(?<![a-z])(ih|hh)(?![a-z])", name) and hidden and not whole.shape[0] % hidden:
             gates = whole.shape[0] // hidden

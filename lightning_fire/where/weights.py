@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from lightning_fire.where.attention import is_causal_language_model, mostly_attention
-from lightning_fire.where.candidate import LOW_RANK, Candidate, is_matrix, is_vector
+from lightning_fire.where.candidate import LOW_RANK, STALE, Candidate, is_matrix, is_vector
 from lightning_fire.where.fused import candidate_in
 from lightning_fire.where.layers import candidates_of, looks_like_a_weight, plain
 from lightning_fire.where.selection import ByName, Row, Selection, about, patterns, some, times
@@ -17,7 +17,7 @@ from lightning_fire.where.weight_view import LAYOUTS, Layout, WeightView
 
 VECTOR = "one row or column: only its length would change"
 # reasons that the user did not choose
-_TECHNICAL = ("fused", "sharing memory", "router", "scaled", "recurrent", "gradient hook")
+_TECHNICAL = ("fused", "sharing memory", "router", "scaled", "recurrent", "gradient hook", STALE)
 Preset = Literal["auto", "cnn", "vit", "gpt", "dqn", "sac"]
 PRESETS: dict[str, Callable[[WeightView], bool]] = {
     "cnn": lambda view: True,

@@ -156,6 +156,7 @@ class KerasModel(nn.Module):
         shapes |= {"lstm/cell/recurrent_kernel": (6, 24), "embedding/embeddings": (9, 4)}
         shapes |= {"grouped/kernel": (3, 2, 8), "conv_transpose/kernel": (3, 3, 4, 8)}
         self._torch_params = nn.ParameterDict({name: torch.randn(shape) for name, shape in shapes.items()})
+        self.variables = [SimpleNamespace(value=parameter) for parameter in self._torch_params.values()]
 
     def _flatten_layers(self):
         groups = {"conv/kernel": 1, "grouped/kernel": 4}
@@ -182,6 +183,17 @@ def test_layers_of_keras():
         groups = 4 if name == "grouped/kernel" else 1
         expected = torch.cat([fire(part) for part in before[name].permute(axes).chunk(groups)])
         torch.testing.assert_close(model._torch_params[name].permute(axes), expected)
+
+
+def test_kernels_of_keras_before_quantize_are_left_out():
+    model = KerasModel()
+    stale = model._torch_params["dense/kernel"]  # `quantize` gives the layer another kernel
+    model.variables = [variable for variable in model.variables if variable.value is not stale]
+    selection = Weights(exclude=["embedding", "lstm", "transpose"]).select(model)
+    assert [name.rpartition(".")[2] for name in selection.names] == ["conv/kernel", "grouped/kernel"]
+    (left_out,) = selection.left_out
+    assert left_out == "_torch_params.dense/kernel: not used by the Keras model any more, as after quantize()"
+    assert selection.summary.startswith("2 of 2 ")
 
 
 class SparseAutoencoder(Bare):
