@@ -5,9 +5,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
+from lightning_fire._private import is_a
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.optimizers import with_inner
@@ -33,12 +35,19 @@ class RestartSchedulers(EventCallback):
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
         log: What to log; only its `name` is used. Default: `Log()`.
+
+    Raises:
+        MisconfigurationException: If `configure_optimizers` returns None.
     """
 
     acts_on_shards = True
     replaces_weights = False
     changes_weights = False
     name = "restart_schedulers"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_fit_start(trainer, pl_module)
+        _check_configured(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -71,6 +80,7 @@ def _same_optimizers_after_error(trainer: Trainer) -> Iterator[None]:
 def _configure_again(trainer: Trainer, before: Sequence[Optimizer]) -> None:
     """Replace optimizers and schedulers by new ones, with the optimizer state of the optimizers `before`."""
     trainer.strategy.setup_optimizers(trainer)
+    _check_configured(trainer)
     for new, old in zip(trainer.optimizers, before, strict=False):
         for group in old.param_groups[len(new.param_groups) :]:  # added later, as by BackboneFinetuning
             later = set(group["params"])
@@ -84,6 +94,15 @@ def _configure_again(trainer: Trainer, before: Sequence[Optimizer]) -> None:
                 new.state.update({parameter: state for parameter, state in old.state.items() if parameter in trained})
                 for group, earlier in zip(new.param_groups, old.param_groups, strict=False):
                     group.update({name: earlier[name] for name in _COUNTS if name in group and name in earlier})
+
+
+def _check_configured(trainer: Trainer) -> None:
+    """Raise an error if the optimizers are what Lightning puts for None."""
+    if any(is_a(optimizer, "_MockOptimizer") for optimizer in trainer.optimizers):
+        raise MisconfigurationException(
+            "RestartSchedulers takes new optimizers and schedules from `configure_optimizers`, which returned None:"
+            " return them there, or restart the schedules where the optimizers are made, without RestartSchedulers."
+        )
 
 
 def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint
 from small_training import GrowingData, PlainData, PlainModule, assert_same_weights, fitted, resumed_from, trainer
@@ -223,3 +224,25 @@ def test_the_noise_of_upgd_is_not_repeated():
     fit = trainer(RestartSchedulers(), max_epochs=4)
     fit.fit(WithUPGD(), GrowingData((2, 2)))
     assert [group["num_steps"] for group in fit.optimizers[0].param_groups] == [fit.global_step] == [12]
+
+
+class Unconfigured(PlainModule):
+    def configure_optimizers(self):
+        return None
+
+
+class GivesOptimizer(Callback):
+    def on_fit_start(self, trainer, pl_module):
+        trainer.optimizers = [torch.optim.Adam(pl_module.parameters(), lr=0.01)]
+
+
+@pytest.mark.filterwarnings("ignore:`LightningModule.configure_optimizers` returned `None`")
+@pytest.mark.parametrize(("order", "steps"), [(1, 0), (-1, 4)], ids=["before training", "at the event"])
+def test_optimizers_that_configure_optimizers_does_not_return_are_not_lost(order, steps):
+    """A schedule cannot restart without them, and the training would continue with an optimizer that does nothing."""
+    callbacks, rates = [RestartSchedulers(), GivesOptimizer()], Rates()
+    training = trainer(*callbacks[::order], rates)
+    with pytest.raises(MisconfigurationException, match="which returned None: return them there"):
+        training.fit(Unconfigured(), datamodule=GrowingData())
+    assert rates.seen == [0.01] * steps
+    assert steps == 0 or isinstance(training.optimizers[0], torch.optim.Adam)
