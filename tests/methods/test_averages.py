@@ -183,6 +183,15 @@ def test_a_model_without_copies_is_not_told_of_them():
     fire_(net, optimizers=torch.optim.Adam(net.parameters()))  # a warning would be an error
 
 
+def test_the_frozen_original_of_a_saved_module_of_peft_is_not_taken_for_an_average():
+    head = nn.Linear(8, 3)
+    saved = nn.ModuleDict({"default": copy.deepcopy(head)})
+    net = nn.ModuleDict(
+        {"head": nn.ModuleDict({"original_module": head.requires_grad_(False), "modules_to_save": saved})}
+    )
+    assert fire_(net, optimizers=torch.optim.Adam(saved.parameters()))["sfe"] > 0  # a warning would be an error
+
+
 def test_an_injection_wraps_the_head_of_an_average_and_leaves_its_output():
     model, x = network(), torch.randn(5, 8)
     average = AveragedModel(model).eval()

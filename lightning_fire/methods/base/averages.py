@@ -147,6 +147,8 @@ def unknown_copies(model: nn.Module) -> list[str]:
             trained.setdefault(_shapes(weights), []).append(weights)
     found: list[str] = []
     _, frozen = injected_heads(model)
+    originals = (path for path in parts if path.endswith(".original_module"))  # of `modules_to_save` of PEFT
+    frozen += tuple(path for path in originals if path.replace("original_module", "modules_to_save") in parts)
 
     def depth(path: str) -> int:
         return len(path.split(".")) if path else 0
