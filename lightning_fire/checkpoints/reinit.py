@@ -83,12 +83,17 @@ def towards(
 ) -> Edit:
     """Move tensors towards initial values, in place; raise a ValueError for a NaN or Inf in the result."""
     held = {name: stored for stored in initial.tensors for name in stored.names}
-    if missing := [stored.name for stored in tensors if held.keys().isdisjoint(stored.names)]:
-        raise ValueError(f"{initial.path} has no initial values of {some(missing)}: leave them out with --exclude")
-    sources = {stored.name: next(held[name] for name in stored.names if name in held) for stored in tensors}
-    for stored in tensors:
-        if (shape := sources[stored.name].shape) != stored.shape:
-            raise ValueError(f"{initial.path} holds {stored.name} with shape {shape}, not {stored.shape}")
+    found = {stored: [held[name] for name in stored.names if name in held] for stored in tensors}
+    lacking = [stored.name for stored in tensors if not found[stored]]
+    other = [f"{s.name}: {f[0].shape}, not {s.shape}" for s, f in found.items() if f and f[0].shape != s.shape]
+    if lacking or other:
+        lacks = [f"lacks {len(lacking)} of {len(tensors)} tensors ({some(lacking)})"] if lacking else []
+        lacks += [f"has {len(other)} of {len(tensors)} in another shape ({some(other, '; ')})"] if other else []
+        raise ValueError(
+            f"{initial.path} {' and '.join(lacks)}: give initial values of the same model, or leave these tensors out"
+            " with --exclude"
+        )
+    sources = {stored.name: each[0] for stored, each in found.items()}
 
     @torch.no_grad()
     def change(name: str, tensor: Tensor) -> None:
@@ -179,7 +184,10 @@ def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> 
     strength = 0.8 if options.strength is None else options.strength
     moved = partial(shrink_and_perturb, strength=strength, perturb=options.perturb)
     new = (lambda weight, target: target) if everything else moved
-    return [stored.name for stored in chosen], towards(initial, chosen, new, tally), []
+    known = {name for stored in checkpoint.tensors for name in stored.names}
+    further = [stored.name for stored in initial.tensors if known.isdisjoint(stored.names)]
+    note = f"not in {checkpoint.path}, as if {initial.path} were of another model: {some(further)}"
+    return [stored.name for stored in chosen], towards(initial, chosen, new, tally), [note] if further else []
 
 
 def _about_a_tie(checkpoint: Checkpoint) -> list[str]:

@@ -103,11 +103,12 @@ def test_broken_files_give_an_error_of_one_line(tmp_path, name, message):
         ),
         (
             ["-o", "out.safetensors", "--method", "full_reset", "--initial", "other.safetensors"],
-            "other.safetensors has no initial values of embed.weight.*leave them out with --exclude",
+            r"other.safetensors lacks 6 of 7 tensors \(embed.weight.*\) and has 1 of 7 in another shape \(head.weight: "
+            r"\(1, 1\), not \(3, 5\)\): give initial values of the same model, or leave .* out with --exclude",
         ),
         (
             ["-o", "out.safetensors", "--method", "full_reset", "--initial", "other.safetensors", "--include", "head"],
-            r"holds head.weight with shape \(1, 1\), not \(3, 5\)",
+            r"other.safetensors has 1 of 1 in another shape \(head.weight: \(1, 1\), not \(3, 5\)\): ",
         ),
         (
             [

@@ -130,3 +130,12 @@ def test_a_tied_tensor_is_kept_if_one_of_its_names_is_excluded(tmp_path, method,
     new = read(output)
     assert torch.equal(new["embed.weight"], new["head.weight"])
     assert not torch.equal(new["embed.weight"], state["embed.weight"])
+
+
+def test_initial_values_of_a_larger_model_are_noted(tmp_path, capsys):
+    path, larger = (
+        write(tmp_path / "in.pt", small_state()),
+        initial_of(small_state()) | {"fc2.weight": draw(5, 5, seed=9)},
+    )
+    reinit(path, "-o", tmp_path / "out.pt", *options_of("full_reset", write(tmp_path / "start.pt", larger)))
+    assert "start.pt were of another model: fc2.weight" in capsys.readouterr().out
