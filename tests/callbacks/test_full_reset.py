@@ -170,6 +170,9 @@ def test_warns_of_an_event_that_changes_nothing(method, caplog):
     with pytest.warns(UserWarning, match=rf"{method.__name__} has changed no weight: .* use fresh_seed=0"):
         fitted(PlasticityCallback(method(), when), data=PlainData(), max_epochs=1)
     assert " acted " not in caplog.text
+    nothing = PlasticityCallback(ShrinkAndPerturb(strength=0), when)
+    with pytest.warns(UserWarning, match="ShrinkAndPerturb has changed no weight: with strength=0 it moves none"):
+        fitted(nothing, data=PlainData(), max_epochs=1)
     fitted(PlasticityCallback(method(fresh_seed=0), when), data=PlainData(), max_epochs=1)  # warnings are errors
     assert f"{method.__name__} acted at epoch 0, step 0" in caplog.text
 
