@@ -62,6 +62,8 @@ def test_a_model_that_fails_leaves_the_others_as_they_were():
     assert torch.equal(both[0][0].weight, before)
     with pytest.raises(ValueError, match=r"model 0: .* selects no weight"):
         fire_(models()[:1] + both[1:], optimizers=torch.optim.Adam(both[1].parameters(), lr=0.0))
+    with pytest.raises(ValueError, match="train no parameter of Sequential and Linear: "):
+        fire_([*both, nn.Linear(2, 2)], optimizers=torch.optim.Adam(network().parameters()))
     with pytest.raises(TypeError, match=r"`model` must be a torch\.nn\.Module"):
         fire_([both[0], 3])
 

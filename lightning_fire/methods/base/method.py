@@ -23,7 +23,7 @@ from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, follow_
 from lightning_fire.methods.base.optimizers import accumulates, has_stepped
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import trained_by
-from lightning_fire.methods.base.several import MemberTraining, Models, as_one, together
+from lightning_fire.methods.base.several import MemberTraining, Models, as_one, class_of, together
 from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.methods.base.verify import Verification
 from lightning_fire.methods.base.wrong_library import OfOneLibrary, WrongLibrary
@@ -103,7 +103,7 @@ class Method(OfOneLibrary):
         check_model(model)
         if not self.acts_on_shards and any(map(is_sharded, model.parameters())):
             raise ValueError(
-                f"{type(self).__name__} needs whole weights, and those of {type(model).__name__} are sharded (DTensor):"
+                f"{type(self).__name__} needs whole weights, and those of {class_of(model)} are sharded (DTensor):"
                 " use data parallelism without shards, or FIRE, or FullReset or ShrinkAndPerturb with initial values"
             )
 

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from lightning_fire.methods.base.averages import averaged
 from lightning_fire.methods.base.copies import copies_in
 from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of, resting
+from lightning_fire.methods.base.several import class_of
 from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.where import Parameters, Weights, WeightView
 from lightning_fire.where.argument import check_model, checked
@@ -47,7 +48,7 @@ def trained_by(
     if stepped is not None and parameters and stepped.isdisjoint(parameters):
         names = ", ".join(type(optimizer).__name__ for optimizer in given)
         raise ValueError(
-            f"the given optimizers ({names}) train no parameter of {type(model).__name__}: they belong to another"
+            f"the given optimizers ({names}) train no parameter of {class_of(model)}: they belong to another"
             " model, or keep copies of its weights, which would undo a change"
         )
     with trained(stepped, paused):

@@ -18,6 +18,12 @@ class Models(nn.ModuleList):
     """Several separate models."""
 
 
+def class_of(model: nn.Module) -> str:
+    """Return the class of a model in words; the classes of several, each once."""
+    models = model if isinstance(model, Models) else [model]
+    return " and ".join(dict.fromkeys(type(each).__name__ for each in models))
+
+
 def as_one(model: Any) -> Any:
     """Wrap a list of models as one module, without duplicates; return anything else unchanged."""
     if not (isinstance(model, list | tuple) and model and all(isinstance(each, nn.Module) for each in model)):
