@@ -72,7 +72,8 @@ def variables_of_keras(model: nn.Module) -> set[Tensor]:
 
     Its `_torch_params` may hold others, too, such as the kernels before `quantize`.
     """
-    return {variable.value for variable in model.variables} if hasattr(model, "_torch_params") else set()
+    variables: Any = model.variables if hasattr(model, "_torch_params") else ()
+    return {variable.value for variable in variables}
 
 
 def show_hooks(module: nn.Module) -> Callable[[], None]:
