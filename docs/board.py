@@ -3,6 +3,7 @@
 python docs/board.py   # writes them
 """
 
+import argparse
 import csv
 import re
 from collections.abc import Iterator, Mapping
@@ -355,4 +356,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

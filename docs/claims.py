@@ -3,6 +3,7 @@
 python docs/claims.py   # writes them
 """
 
+import argparse
 import math
 import re
 import runpy
@@ -203,5 +204,6 @@ def pages() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for path, text in pages().items():
         path.write_text(text)

@@ -3,8 +3,8 @@
 python docs/report.py build/report.pdf
 """
 
+import argparse
 import re
-import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent
@@ -45,4 +45,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", help="file of the PDF")
+    main(parser.parse_args().path)

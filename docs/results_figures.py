@@ -3,6 +3,7 @@
 python docs/results_figures.py   # writes docs/streams_methods.png and docs/protocols_methods.png
 """
 
+import argparse
 from pathlib import Path
 
 import matplotlib
@@ -59,4 +60,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

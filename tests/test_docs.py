@@ -3,6 +3,8 @@
 import importlib
 import os
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -165,3 +167,14 @@ def test_links_between_pages_exist(page):
 def test_links_of_the_readme_hold_on_every_site():
     """A package index shows it without the files beside it."""
     assert not re.findall(r"\]\((?!https:|#)", (ROOT / "README.md").read_text())
+
+
+SCRIPTS = [path for path in sorted((ROOT / "docs").glob("*.py")) if "__main__" in path.read_text()]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_scripts_refuse_arguments_that_they_do_not_have(script, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [script.name, "a.pdf", "--anything"])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(str(script), run_name="__main__")
+    assert "error: unrecognized arguments: " in capsys.readouterr().err
