@@ -307,22 +307,22 @@ def _line(curve: list[tuple[float, float]], task: Task) -> tuple[np.ndarray, np.
     return np.linspace(0, 1, len(middle)), middle
 
 
-def parts(rows: Mapping[str, Row], suite: Suite) -> Iterator[tuple[str, str]]:
-    """Go through the parts of the page, by name."""
+def parts(rows: Mapping[str, Row], suite: Suite, lost: str) -> Iterator[tuple[str, str]]:
+    """Go through the parts of the page, by name; `lost` is the sentence of `vanished`."""
     yield "tasks", tasks_table(rows, suite)
     yield "table", f"{main_table(rows, suite)}\n{MARKS}.\n"
     yield "left out", left_out(suite)
     yield "first", first_table(rows, suite)
     yield "fire", fire_table(rows, suite)
     yield "units", units_table(rows, suite)
-    yield "vanished", vanished(rows, suite)[0]
+    yield "vanished", lost
     yield "time", minutes(rows, suite) + tuning(rows, suite)
 
 
-def page(rows: Mapping[str, Row], suite: Suite) -> str:
+def page(rows: Mapping[str, Row], suite: Suite, lost: str) -> str:
     """Return the page with its parts rewritten."""
     text = PAGE.read_text(encoding="utf-8")
-    for name, part in parts(rows, suite):
+    for name, part in parts(rows, suite, lost):
         begin = BEGIN.format(name)
         before, found, rest = text.partition(begin)
         if not found:
@@ -335,7 +335,8 @@ def main() -> None:
     """Write everything."""
     suite = read_suite()
     rows = ordered(read_rows(ROWS), suite)
-    PAGE.write_text(page(rows, suite), encoding="utf-8")
+    lost, table = vanished(rows, suite)
+    PAGE.write_text(page(rows, suite, lost), encoding="utf-8")
     write_csv(rows, suite)
     draw_board(rows, suite)
     text = (
@@ -350,7 +351,7 @@ def main() -> None:
     text += (
         "\n## What five seeds would have shown\n\nDifferences to vanilla and to training from scratch (scratch), first"
         f" each by its own 95 % interval, then as marked on the board; numbers in `board.csv`.\n\n"
-        f"{vanished(rows, suite)[1]}"
+        f"{table}"
     )
     CURVES.write_text(text, encoding="utf-8")
 
