@@ -89,7 +89,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
         if row:
             source = sources.get(row.method, "")
             raise SystemExit(not holds(row, source, suite, names, options.output / "check", engine, until))
-        lacking = []
+        lacking, found = [], dict[str, dict[str, Cell]]()
         for name in names:
             task = suite.tasks[name]
             against = {method: suite.reason_against(task, method) for method in methods}
@@ -102,11 +102,15 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
                 own = methods[method]
                 if own and own.source() != sources[method]:
                     raise SystemExit(f"the code of {method} has changed since this command began: give it again")
-                _keep(options.output, method, name, replace(cell, source=sources.get(method, "")), suite)
+                found.setdefault(method, {})[name] = replace(cell, source=sources.get(method, ""))
+                _keep(options.output, method, name, found[method][name], suite)
             lacking += [f"{method} on {name}" for method in can if method not in cells]
             print(f"{name}: {', '.join(cells) or 'nothing was trained'}", flush=True)
     rows = read_rows(options.output / "rows")
-    print(f"\n{table(rows, suite)}\n\nrows: {options.output / 'rows'}")
+    if lacking:  # results of earlier runs are not shown as those of this one
+        rows = {method: replace(rows[method], cells=cells) for method, cells in found.items()}
+    if found:
+        print(f"\n{table(rows, suite)}\n\nrows: {options.output / 'rows'}")
     if lacking:
         raise SystemExit(f"without a result, for reasons given above: {', '.join(lacking)}")
     return rows

@@ -181,6 +181,18 @@ def test_a_method_without_a_result_for_each_seed_is_left_out(folder, capsys):
     assert list(rows) == ["vanilla"] and sorted(rows["vanilla"].cells["random_labels"].values) == [0, 1, 2]
 
 
+def test_a_failure_shows_no_rows_of_earlier_runs(folder, capsys, monkeypatch):
+    cell = Cell({0: 0.5}, {0: 0.25}, {0: 0.5}, {}, {}, [], 1.0, "")
+    for method in ("fire", "halve"):
+        write_row(Path(f"out/rows/{method}.json"), Row(method, {}, {"random_labels": cell}))
+    for trained, shown in ({}, []), ({"fire": cell}, ["fire"]):
+        monkeypatch.setattr(command, "measured", lambda *rest, of=trained: of)
+        with pytest.raises(SystemExit, match=r"halve on random_labels$"):
+            board("fire", "mine.py:Halve")
+        told = capsys.readouterr().out
+        assert re.findall("^(fire|halve)  ", told, re.MULTILINE) == shown and ("Gain over" in told) == bool(shown)
+
+
 def test_the_time_limit_is_one_for_all_tasks(folder):
     with pytest.raises(SystemExit, match="the same command continues them"):
         board("fire", "--max-minutes", "0")
