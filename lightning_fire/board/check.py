@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_fire.board.measured import FULL_RESET, measured
+from lightning_fire.board.measured import FULL_RESET, measured, recipe_digest
 from lightning_fire.board.row import Cell, Row, Values
-from lightning_fire.board.suite import Suite, Task
+from lightning_fire.board.suite import SUITE, Suite, Task
 from lightning_fire.experiments.engines import Engine
 from lightning_fire.experiments.runs import merged
 from lightning_fire.experiments.sweep import as_config
@@ -24,6 +24,8 @@ def holds(
 ) -> bool:
     """Train the first seeds of cells again, with the settings of the cells, and print how the numbers differ.
 
+    A cell whose recipe is not that of the suite is not trained; all of these are named before the first training.
+
     Args:
         row: The row.
         source: SHA-256 of the present code of the user's method; empty: shipped.
@@ -37,16 +39,26 @@ def holds(
         Whether all cells are there, and all numbers of the method, `vanilla` and `scratch` agree: they are equal, or
         differ by at most their standard deviation between seeds.
     """
-    agree = bool(names)
+    tasks, agree = dict[str, Task](), bool(names)
     for name in names:
         cell, task = row.cells.get(name), suite.tasks.get(name)
-        told, same = "the row has no cell", False
+        told = "the row has no cell"
         if task is None:
             told = f"not checked: there is no such task in {suite.path}"
         elif reason := suite.reason_against(task, row.method):
             told = f"not checked: {reason}"
         elif cell is not None and cell.values:
-            told, same = _trained_again(row.method, cell, source, suite, task, output, engine, until)
+            layer = merged(suite.recipe_of(task).methods.get(row.method, {}), as_config(dict(cell.setting)))
+            if recipe_digest(task, layer) == cell.recipe:
+                methods = {**task.recipe.methods, row.method: layer}
+                tasks[name] = replace(task, recipe=replace(task.recipe, methods=methods), space={})
+                continue
+            of, file = f"the recipe or setting is not that of {suite.path}", cell.suite or SUITE
+            told = f"not checked: {of}: " + ("it has changed" if Path(file) == suite.path else f"name --suite {file}")
+        print(f"{name}: {told}", flush=True)
+        agree = False
+    for name, task in tasks.items():
+        told, same = _trained_again(row.method, row.cells[name], source, suite, task, output, engine, until)
         print(f"{name}: {told}", flush=True)
         agree &= same
     return agree
@@ -56,8 +68,6 @@ def _trained_again(
     method: str, cell: Cell, source: str, suite: Suite, task: Task, output: Path, engine: Engine, until: float
 ) -> tuple[str, bool]:
     """Train the first seeds of a cell again; return a sentence about the differences, and whether the cell agrees."""
-    layer = merged(suite.recipe_of(task).methods.get(method, {}), as_config(dict(cell.setting)))
-    task = replace(task, recipe=replace(task.recipe, methods={**task.recipe.methods, method: layer}), space={})
     again = replace(suite, seeds=list(cell.values)[:CHECKED], space={})
     now = measured(again, task, [method], output, engine, until).get(method)
     if now is None:
@@ -74,7 +84,6 @@ def _trained_again(
             told.append(f"{name} differs by up to {distance:.3g}, standard deviation between seeds {spread:.3g}")
     told = told or ["equal"]
     told += ["other code of the method"] if cell.source != source else []
-    told += ["another recipe or setting"] if cell.recipe != now.recipe else []
     versions = {key: (old, now.versions.get(key)) for key, old in cell.versions.items()}
     told += [f"{key} {old}, here {new}" for key, (old, new) in versions.items() if old != new]
     return f"seeds {', '.join(map(str, again.seeds))}: {'; '.join(told)}", agree

@@ -78,6 +78,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
         suite, methods = _with_own(suite, words)
         if row and row.method not in methods:
             raise ValueError(f"{options.check}: {words[0]} is {', '.join(methods)}, not {row.method}")
+        own_suite = "" if options.suite == SUITE else str(options.suite)
         sources = {name: own.source() for name, own in methods.items() if own}
         names = options.tasks or list(row.cells if row else suite.tasks)
         if not row:
@@ -102,7 +103,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
                 own = methods[method]
                 if own and own.source() != sources[method]:
                     raise SystemExit(f"the code of {method} has changed since this command began: give it again")
-                found.setdefault(method, {})[name] = replace(cell, source=sources.get(method, ""))
+                found.setdefault(method, {})[name] = replace(cell, source=sources.get(method, ""), suite=own_suite)
                 _keep(options.output, method, name, found[method][name], suite)
             lacking += [f"{method} on {name}" for method in can if method not in cells]
             print(f"{name}: {', '.join(cells) or 'nothing was trained'}", flush=True)

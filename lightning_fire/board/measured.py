@@ -74,6 +74,11 @@ def measured(
     return cells
 
 
+def recipe_digest(task: Task, layer: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the recipe of a task with what a method adds to it."""
+    return hashlib.sha256(json.dumps([task.recipe.base, layer], sort_keys=True).encode()).hexdigest()
+
+
 def _options(suite: Suite, task: Task, until: float, method: str = "") -> argparse.Namespace:
     """Return the options of a sweep and of `train_and_read`."""
     minutes = None if math.isinf(until) else max(0.0, until - time.monotonic()) / 60
@@ -126,7 +131,6 @@ def _cell(
     """Return the cell of a method, from the results of it, of vanilla and of the full reset by seed."""
     values, vanilla, scratch = ({seed: float(f"{value:.6g}") for seed, value in of.items()} for of in results)
     own = [run for run in runs if run.method == method]
-    layers = json.dumps([task.recipe.base, tuned.layer], sort_keys=True)
     return Cell(
         values,
         vanilla,
@@ -135,7 +139,7 @@ def _cell(
         tuned.tried,
         _curve([report.curves["", method, run.seed].get(task.curve) for run in own]),
         round(float(np.median([_seconds(run) for run in own])), 2),
-        hashlib.sha256(layers.encode()).hexdigest(),
+        recipe_digest(task, tuned.layer),
         versions={package: version(package) for package in _PACKAGES} | {"python": platform.python_version()},
         machine=_machine(),
     )

@@ -29,6 +29,7 @@ class Cell:
         source: SHA-256 of the code of a method that is not shipped; empty: shipped.
         versions: Versions of the packages.
         machine: Processor and system.
+        suite: File of the suite, as it was named; empty: the board's.
     """
 
     values: Values
@@ -42,6 +43,7 @@ class Cell:
     source: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     machine: str = ""
+    suite: str = ""
 
 
 @dataclass(frozen=True)

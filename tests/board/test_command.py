@@ -9,7 +9,8 @@ import pytest
 import yaml
 from recipe_files import Unbuilt
 
-from lightning_fire.board import command
+from lightning_fire.board import check, command
+from lightning_fire.board.measured import recipe_digest
 from lightning_fire.board.row import Cell, Row, read_row, read_rows, write_row
 from lightning_fire.board.suite import FOLDER, SUITE, read_suite
 from lightning_fire.cli import main
@@ -137,8 +138,8 @@ def test_a_method_joins_by_one_file_and_its_row_can_be_checked(folder, capsys):
         ({"vanilla": {seed: value + 0.5 for seed, value in cell.vanilla.items()}}, "vanilla differs by up to 0.5,"),
         ({"scratch": {**cell.scratch, 0: math.nan}}, "full_reset lacks a seed, or has diverged with other seeds"),
         (
-            {"source": "0", "recipe": "", "versions": {"torch": "1"}},
-            "equal; other code of the method; another recipe or",
+            {"source": "0", "versions": {"torch": "1"}},
+            "equal; other code of the method; torch 1, here",
         ),
     ):
         write_row(Path("wrong.json"), replace(row, cells={"random_labels": replace(cell, **changed)}))
@@ -266,6 +267,27 @@ def test_a_row_that_does_not_name_its_class_is_not_checked(folder, capsys, confi
     cell = Cell({0: 0.5}, {}, {}, {}, {}, [], 1.0, "", source="0")
     write_row(Path("row.json"), Row("halve", config, {"random_labels": cell}))
     assert "the row of halve has no config.method.class_path" in refused(capsys, "--check", "row.json")
+
+
+def test_a_row_of_another_suite_is_named_before_any_training(folder, capsys, monkeypatch):
+    suite = read_suite(Path("suite/suite.yaml"))
+    monkeypatch.setattr(command, "measured", lambda suite, task, *rest: {"fire": cell})
+    cell = Cell({0: 0.5}, {0: 0.5}, {0: 0.5}, {}, {}, [], 1.0, "")
+    cell = replace(cell, recipe=recipe_digest(suite.tasks["random_labels"], suite.methods["fire"]))
+    row = board("fire")["fire"]
+    assert row.cells["random_labels"].suite == "suite/suite.yaml"
+    monkeypatch.setattr(check, "measured", lambda *rest: pytest.fail("trained"))
+    for words, told in (
+        ([], f"not that of {SUITE}: name --suite suite/suite.yaml"),
+        (["--suite", "suite/suite.yaml"], "not that of suite/suite.yaml: it has changed"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(["board", "--check", "out/rows/fire.json", *words])
+        assert ended.value.code == 1 and f"the recipe or setting is {told}\n" in capsys.readouterr().out
+        write_row(
+            Path("out/rows/fire.json"),
+            replace(row, cells={"random_labels": replace(cell, recipe="0", suite="suite/suite.yaml")}),
+        )
 
 
 def test_another_file_among_the_rows_is_named_before_the_first_run(folder, capsys):
