@@ -38,6 +38,14 @@ def test_the_page_is_up_to_date():
     )
 
 
+def test_rows_have_tried_the_settings_of_the_suite():
+    for name, of in SCRIPT["read_rows"](DOCS / "board").items():
+        for task, cell in of.cells.items():
+            space = SUITE.space_of(SUITE.tasks[task], name)
+            wanted = {f"{key}={value}" for key, values in space.items() for value in values}
+            assert set(cell.tried) == wanted, (name, task)
+
+
 def test_unknown_tasks_diverged_runs_and_tasks_of_vanilla_alone_are_drawn_and_told(rows, tmp_path, monkeypatch):
     cell = rows["mine"].cells["random_labels"]
     nan = replace(cell, values={**cell.values, 0: math.nan}, curve=[(0.1, 0.01), (math.nan, math.nan)])
