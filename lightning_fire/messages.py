@@ -52,12 +52,12 @@ def tell_once(trainer: object, message: str, tell: Callable[[str], object] = inf
     told.add(key or message)
 
 
-def no_change(title: str, from_initial: bool, method: object) -> str:
+def no_change(title: str, method: object) -> str:
     """Message for an event of a method that changed no weight, with a possible reason."""
     why = "they already have the values that it gives them"
     if getattr(method, "strength", None) == 0:
         why = "with strength=0 it moves none"
-    elif from_initial:
+    elif getattr(method, "needs_initial_values", False):
         why = (
             "they are the initial values, with which the first training of this callback began; if that training"
             " continued from weights trained before, use fresh_seed=0"

@@ -182,8 +182,7 @@ class Adapter(Training):
         report = change.followed_by(finish, guard=partial(same_tensors_after_error, copied)).apply()
         values = {f"{self.name}/event": float(number), **report.keyed(self.name, layers=False)}
         if values.get(f"{self.name}/sfe") == 0:
-            why = no_change(self.title, self._initial is not None, self.method)
-            logger.warning("%s at %s: %s", self.name, time, why)
+            logger.warning("%s at %s: %s", self.name, time, no_change(self.title, self.method))
         else:
             say(f"{self.name} acted at {time} ({report})")
         return values

@@ -230,8 +230,7 @@ class EventCallback(MethodCallback):
             f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name, self._ending)}"
         )
         if values.get(f"{self.name}/sfe") == 0:
-            why = no_change(name, self.initial is not None, getattr(self, "method", None))
-            tell_once(trainer, why, rank_zero_warn)
+            tell_once(trainer, no_change(name, getattr(self, "method", None)), rank_zero_warn)
         else:
             inform(sentence)
         if self._makes_another_network:
