@@ -127,8 +127,10 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
     names, order = set(siblings), next((_ORDERS[kind] for kind in classes_of(parent) if kind in _ORDERS), "")
     if is_gated(leaf):
         return gate_and_up(out, parent, _widths_of_inputs(parent) | set(_numbers(parent, ("intermediate_size",))))
-    if leaf in ("kv_a_proj_with_mqa", "kv_b_proj", "wkv_a", "wkv_b"):  # of transformers, of DeepSeek's own code
-        return _latent("_a" in leaf, out, parent)
+    if leaf in ("kv_a_proj_with_mqa", "wkv_a"):  # latent attention in transformers, in DeepSeek's own code
+        return _latent(out, {"kv": "kv_lora_rank", "k": "qk_rope_head_dim"}, 1, parent)
+    if leaf in ("kv_b_proj", "wkv_b"):
+        return _latent(out, {"k": "qk_nope_head_dim", "v": "v_head_dim"}, _number(parent, _HEADS) or 0, parent)
     if leaf == "attn":  # litgpt until 0.5.4, group by group
         return _by_heads(out, parent, "by key head") if _number(parent, ("n_query_groups",)) else NOT_FUSED
     key, value = _number(parent, ("key_dim",)), _number(parent, ("val_dim",))
@@ -187,14 +189,9 @@ def gate_and_up(out: int, parent: object, widths: Collection[int]) -> Parts | st
     return ({"gate": width, "up": width}, 1) if order == "halves" else ({"gate": 1, "up": 1}, width)
 
 
-def _latent(down: bool, out: int, parent: object) -> Parts | str:
-    """Split projections of latent attention (DeepSeek): compressed and rotary parts, or keys and values per head."""
-    if down:
-        names, blocks = {"kv": "kv_lora_rank", "k": "qk_rope_head_dim"}, 1
-    else:
-        names, blocks = {"k": "qk_nope_head_dim", "v": "v_head_dim"}, 0
+def _latent(out: int, names: Mapping[str, str], blocks: int, parent: object) -> Parts | str:
+    """Split a projection of latent attention (DeepSeek) into parts whose widths the parent declares, block by block."""
     widths = {role: _number(parent, (name,)) or 0 for role, name in names.items()}
-    blocks = blocks or _number(parent, _HEADS) or 0
     if not all(widths.values()) or out != blocks * sum(widths.values()):
         return "fused key-value whose parts are not known"
     return widths, blocks

@@ -119,6 +119,7 @@ ORDERS = {
     "YOLO": ("qkv", 128, "Attention", {"num_heads": 2, "head_dim": 32, "key_dim": 16}, by_block(2, q=16, k=16, v=32)),
     "DeepSeek, down": ("kv_a_proj_with_mqa", 12, "MultiheadLatentAttention", LATENT, blocks(kv=8, k=4)),
     "DeepSeek, up": ("kv_b_proj", 44, "MultiheadLatentAttention", LATENT, by_block(4, k=6, v=5)),
+    "DeepSeek, down, own code": ("wkv_a", 12, "MLA", LATENT, blocks(kv=8, k=4)),
     "DeepSeek, up, own code": ("wkv_b", 44, "MLA", LATENT, by_block(4, k=6, v=5)),
 }
 
@@ -177,6 +178,13 @@ def test_keys_and_values_beside_their_query(query, key_value):
     setattr(module, key_value, nn.Linear(64, 32))  # fewer heads of keys
     assert rows_of(module, key_value) == {}
     assert reason_of(module, key_value) == "fused key-value of width 32, of an unknown number of heads"
+
+
+@pytest.mark.parametrize("leaf", ["kv_a_proj_with_mqa", "kv_b_proj", "wkv_a", "wkv_b"])
+def test_latent_projections_without_declared_widths_are_left_out(leaf):
+    module = attention(leaf, 64, 128)
+    assert rows_of(module, leaf) == {}
+    assert reason_of(module, leaf) == "fused key-value whose parts are not known"
 
 
 @pytest.mark.parametrize(("first", "second"), [("q_net", "v_net"), ("q_down", "kv_down")])
