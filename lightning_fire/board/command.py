@@ -3,7 +3,7 @@
 import argparse
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from lightning_fire.board.row import Cell, Row, read_row, read_rows, write_row
 from lightning_fire.board.suite import SUITE, Suite, read_suite
 from lightning_fire.board.table import table
 from lightning_fire.experiments.compare import add_engine_arguments, engine_for
+from lightning_fire.experiments.engines import Engine
 from lightning_fire.experiments.runs import at_work_in
 from lightning_fire.printable import printable
 
@@ -78,7 +79,6 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
         suite, methods = _with_own(suite, words)
         if row and row.method not in methods:
             raise ValueError(f"{options.check}: {words[0]} is {', '.join(methods)}, not {row.method}")
-        own_suite = "" if options.suite == SUITE else str(options.suite)
         sources = {name: own.source() for name, own in methods.items() if own}
         names = options.tasks or list(row.cells if row else suite.tasks)
         if not row:
@@ -90,23 +90,11 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
         if row:
             source = sources.get(row.method, "")
             raise SystemExit(not holds(row, source, suite, names, options.output / "check", engine, until))
-        lacking, found = [], dict[str, dict[str, Cell]]()
-        for name in names:
-            task = suite.tasks[name]
-            against = {method: suite.reason_against(task, method) for method in methods}
-            for method, reason in against.items():
-                if reason:
-                    print(f"{name}: {method} is left out: {reason}")
-            can = [method for method, reason in against.items() if not reason]
-            cells = measured(suite, task, can, options.output, engine, until) if can else {}
-            for method, cell in cells.items():
-                own = methods[method]
-                if own and own.source() != sources[method]:
-                    raise SystemExit(f"the code of {method} has changed since this command began: give it again")
-                found.setdefault(method, {})[name] = replace(cell, source=sources.get(method, ""), suite=own_suite)
-                _keep(options.output, method, name, found[method][name], suite)
-            lacking += [f"{method} on {name}" for method in can if method not in cells]
-            print(f"{name}: {', '.join(cells) or 'nothing was trained'}", flush=True)
+        found = _trained(suite, methods, sources, names, options.output, engine, until)
+    wanted = (
+        (method, name) for name in names for method in methods if not suite.reason_against(suite.tasks[name], method)
+    )
+    lacking = [f"{method} on {name}" for method, name in wanted if name not in found.get(method, {})]
     rows = read_rows(options.output / "rows")
     if lacking:  # results of earlier runs are not shown as those of this one
         rows = {method: replace(rows[method], cells=cells) for method, cells in found.items()}
@@ -115,6 +103,37 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
     if lacking:
         raise SystemExit(f"without a result, for reasons given above: {', '.join(lacking)}")
     return rows
+
+
+def _trained(
+    suite: Suite,
+    methods: Mapping[str, OwnMethod | None],
+    sources: Mapping[str, str],
+    names: Sequence[str],
+    output: Path,
+    engine: Engine,
+    until: float,
+) -> dict[str, dict[str, Cell]]:
+    """Train methods on the tasks that take them, write their rows, and return the cells by method and task."""
+    found = dict[str, dict[str, Cell]]()
+    for name in names:
+        can = []
+        for method in methods:
+            if reason := suite.reason_against(suite.tasks[name], method):
+                print(f"{name}: {method} is left out: {reason}")
+            else:
+                can.append(method)
+        cells = measured(suite, suite.tasks[name], can, output, engine, until) if can else {}
+        for method, cell in cells.items():
+            own = methods[method]
+            if own and own.source() != sources[method]:
+                raise SystemExit(f"the code of {method} has changed since this command began: give it again")
+            of = "" if suite.path == SUITE else str(suite.path)
+            cell = replace(cell, source=sources.get(method, ""), suite=of)
+            found.setdefault(method, {})[name] = cell
+            _keep(output, method, name, cell, suite)
+        print(f"{name}: {', '.join(cells) or 'nothing was trained'}", flush=True)
+    return found
 
 
 def _with_own(suite: Suite, words: Sequence[str]) -> tuple[Suite, dict[str, OwnMethod | None]]:
