@@ -5,11 +5,13 @@ import math
 import platform
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm, conv2d
 
 Digests = dict[str, str]
 Records = list[tuple[str, int | None, float]]  # key, step, value
@@ -21,7 +23,21 @@ def environment(libraries: Sequence[str] = ()) -> str:
     """Return what the digests of a case depend on beside this repository."""
     cpu = torch.backends.cpu.get_cpu_capability()
     versions = [f"{library} {_version(library)}" for library in ("torch", "lightning", *libraries)]
-    return ", ".join([*versions, cpu, platform.machine()])
+    return ", ".join([*versions, cpu, platform.machine(), f"arithmetic {_arithmetic()}"])
+
+
+@cache
+def _arithmetic() -> str:
+    """Return a digest of operations whose last bits differ from processor to processor, whatever its settings are."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 4, 8, 12, generator=generator), torch.randn(6, 4, 3, 3, generator=generator)
+    output = conv2d(x, weight.requires_grad_(), padding=1)
+    gradient = torch.autograd.grad(output.square().sum(), weight)
+    matrix = x.view(24, 32)
+    pointwise = [operation(matrix.abs()) for operation in (torch.exp, torch.log, torch.tanh, torch.sigmoid, torch.erf)]
+    products = [matrix @ matrix.mT, matrix.softmax(1), matrix.var(0), batch_norm(x, None, None, training=True)]
+    factors = [torch.linalg.svdvals(matrix), torch.linalg.qr(matrix), torch.linalg.eigh(matrix @ matrix.mT)]
+    return digest(x, output, gradient, pointwise, products, factors)
 
 
 def _version(library: str) -> str:
