@@ -4,6 +4,7 @@
     python -m tests.golden --check             compare all cases with the stored digests
     python -m tests.golden --check fire redo   compare the cases whose names contain one of these words
 
-`constructors.py` is the only file that makes methods; `trainings.py` and `plain_loops.py` train, `cases.py` says what
-with. The state of callbacks in checkpoints is not part of a digest; that a resumed training continues well, is.
+`constructors.py` is the only file that makes methods; `trainings.py` trains in Lightning, `other_loops.py` in a plain
+loop and other libraries, `small_loops.py` on many networks and optimizers; `cases.py` says what with. The state of
+callbacks in checkpoints is not part of a digest; that a resumed training continues well, is.
 """

@@ -10,8 +10,9 @@ from lightning.pytorch import callbacks
 from . import trainings
 from .constructors import CALLBACKS, PLAIN, SCHEDULES, callback_of
 from .digests import Digests
-from .other_loops import huggingface_digests, plain_digests, stable_baselines3_digests
-from .trainings import SeveralFits, Training
+from .other_loops import Net, huggingface_digests, plain_digests, stable_baselines3_digests
+from .small_loops import SMALL_LOOPS
+from .trainings import Joined, SeveralFits, Training
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Case:
     libraries: Sequence[str] = ()
 
 
-TRAININGS: dict[str, Training | SeveralFits] = {
+TRAININGS: dict[str, Training | SeveralFits | Joined] = {
     "main": Training(),
     "muon": Training(trainings.MuonModule),
     "scheduled": Training(trainings.Scheduled, ends=()),
@@ -46,6 +47,7 @@ TRAININGS: dict[str, Training | SeveralFits] = {
     "started": Training(batches=(), ends=(), starts=(7, 10)),  # both right after an event
     "frozen": Training(trainings.Frozen, batches=(), ends=()),
     "validated": Training(options={"val_check_interval": 2}, batches=(7,), ends=()),
+    "joined": Joined(),
     "dqn": Training(trainings.dqn, trainings.cart_pole, 3, batches=(20,), ends=()),
     "gpt": Training(trainings.gpt, trainings.texts, batches=(10,), ends=()),
 }
@@ -69,7 +71,8 @@ METHODS: dict[str, str] = {
     "fits_of_several_processes": "fire shrink_and_perturb redo snr weight_projection",
     "started": "fire_cnn shrink_and_perturb_fresh redo",
     "frozen": "fire_cnn shrink_and_perturb full_reset dash l2_init parseval redo continual_backprop hare_and_tortoise",
-    "validated": "fire continual_backprop snr hare_and_tortoise",
+    "validated": "fire fire_validation continual_backprop snr hare_and_tortoise",
+    "joined": "fire shrink_and_perturb_fresh redo l2_init",
     "dqn": "fire shrink_and_perturb redo dash plasticity_injection_target continual_backprop plasticity_monitor",
     "gpt": "fire shrink_and_perturb dash redo_high continual_backprop parseval hare_and_tortoise plasticity_monitor",
 }
@@ -77,8 +80,10 @@ WHEN = {
     "dqn": SCHEDULES["at_fraction"],
     "fits_of_several_processes": SCHEDULES["first_too"],
     "started": SCHEDULES["every_n_steps"],
+    "joined": SCHEDULES["every_n_epochs"],
 }
-ELSEWHERE = ("use_muon", "plasticity_injection_target")
+STEP_METHODS = ("continual_backprop", "l2_init", "measure_plasticity")  # in other libraries
+ELSEWHERE = ("use_muon", "plasticity_injection_target", "fire_validation")
 LIBRARIES = {"dqn": ("gymnasium", "numpy"), "gpt": ("numpy",)}
 
 
@@ -86,6 +91,12 @@ def neighbours() -> list[Any]:
     """Make other callbacks, which keep something of the network before an event."""
     keep_best = callbacks.ModelCheckpoint(monitor="val/loss")
     return [callbacks.EarlyStopping("val/loss", patience=9), keep_best, callbacks.EMAWeightAveraging(decay=0.5)]
+
+
+def neighbours_of_accuracy() -> list[Any]:
+    """The same for a metric that is to grow."""
+    keep_best = callbacks.ModelCheckpoint(monitor="val/accuracy", mode="max", save_top_k=2)
+    return [callbacks.EarlyStopping("val/accuracy", mode="max", patience=2), keep_best]
 
 
 def trained(training: str, *names: str, when: Any = None, others: Callable[[], list[Any]] = list) -> Digests:
@@ -121,18 +132,38 @@ def _cases() -> dict[str, Case]:
     for name in ("fire", "redo", "full_reset_head"):
         add(f"neighbours/{name}", partial(trained, "main", name, others=neighbours), "neighbours/nothing")
     add("neighbours/nothing", partial(trained, "main", others=neighbours))
+    for name in ("nothing", "fire", "fire_validation"):
+        names, like = ((), "") if name == "nothing" else ((name,), "neighbours_of_accuracy/nothing")
+        run = partial(trained, "main", *names, others=neighbours_of_accuracy)
+        add(f"neighbours_of_accuracy/{name}", run, like)
+    add("together/redo_beside", partial(trained, "main", "redo_high", "snr", "weight_projection"), "main/nothing")
+    names = ("shrink_and_perturb", "soft_weight_rescaling", "parseval")
+    add("together/shrink_and_perturb_beside", partial(trained, "main", *names), "main/nothing")
     add("plain/nothing", partial(plain_digests, None))
     for name in PLAIN:
         add(f"plain/{name}", partial(plain_digests, name), "plain/nothing")
     transformers = ("transformers", "accelerate")
+    for small in SMALL_LOOPS:
+        add(small.name, small.digests, "", transformers if small.network in ("gpt_neox", "bloom", "phi3") else ())
     for name, when in (("fire", "at_fraction"), ("shrink_and_perturb", "every_n_steps")):
         add(f"huggingface/{name}_{when}", partial(huggingface_digests, name, SCHEDULES[when]), "", transformers)
     add("huggingface/fire_three_trainings", partial(huggingface_digests, "fire", None, 3), "", transformers)
+    add("huggingface/nothing", partial(huggingface_digests, "nothing", None), "", transformers)
+    for name in ("dash", "dash_with_losses", "l2_init", "measure_plasticity"):
+        when = None if name in STEP_METHODS else SCHEDULES["at_fraction"]
+        add(f"huggingface/{name}", partial(huggingface_digests, name, when), "huggingface/nothing", transformers)
+    for name in ("nothing", "redo_gradient", "continual_backprop"):
+        run = partial(huggingface_digests, name, SCHEDULES["at_fraction"] if name == "redo_gradient" else None, net=Net)
+        like = "" if name == "nothing" else "huggingface_units/nothing"
+        add(f"huggingface_units/{name}", run, like, transformers)
     stable_baselines3 = ("stable-baselines3", "gymnasium", "numpy")
     for algorithm in ("DQN", "PPO", "SAC"):
-        for name in ("fire", "shrink_and_perturb"):
-            run = partial(stable_baselines3_digests, name, algorithm, SCHEDULES["at_fraction"])
-            add(f"stable_baselines3/{name}_{algorithm}", run, "", stable_baselines3)
+        nothing = f"stable_baselines3/nothing_{algorithm}"
+        add(nothing, partial(stable_baselines3_digests, "nothing", algorithm, None), "", stable_baselines3)
+        for name in ("fire", "shrink_and_perturb", "dash", "redo_gradient", *STEP_METHODS):
+            when = None if name in STEP_METHODS else SCHEDULES["at_fraction"]
+            run = partial(stable_baselines3_digests, name, algorithm, when)
+            add(f"stable_baselines3/{name}_{algorithm}", run, nothing, stable_baselines3)
     run = partial(stable_baselines3_digests, "fire", "PPO", SCHEDULES["every_n_steps"], continued=True)
     add("stable_baselines3/fire_PPO_continued", run, "", stable_baselines3)
     return cases

@@ -39,6 +39,7 @@ CALLBACKS: dict[str, Callable[[When], Callback]] = {
         when, where=LINEAR, log=lf.Log(name="own", layers=False, curvature=False, validation_batches=0)
     ),
     "fire_no_log": lambda when: lf.FIRECallback(when, log=lf.Log(weights=False)),
+    "fire_validation": lambda when: lf.FIRECallback(when, log=lf.Log(curvature=False, validation_batches=2)),
     "shrink_and_perturb": lambda when: lf.PlasticityCallback(lf.ShrinkAndPerturb(), when),
     "shrink_and_perturb_fresh": lambda when: lf.PlasticityCallback(
         lf.ShrinkAndPerturb(strength=0.6, perturb=0.1, fresh_seed=3), when
@@ -272,6 +273,9 @@ PLAIN: dict[str, Callable[[Loop], Plain]] = {
     "feature_rank": _feature_rank,
     "hare_and_tortoise": _hare_and_tortoise,
     "weight_projection": lambda loop: _step(loop, methods.WeightProjection()),
+    "selective_weight_reinit": lambda loop: _step(loop, methods.SelectiveWeightReinit(0.1, every=3, seed=5)),
+    "weight_clipping": lambda loop: _step(loop, methods.WeightClipping()),
+    "soft_weight_rescaling": lambda loop: _step(loop, methods.SoftWeightRescaling(0.1, classifier=0.01)),
 }
 
 
@@ -280,10 +284,67 @@ def plain_of(name: str, loop: Loop) -> Plain:
     return PLAIN[name](loop)
 
 
-def _library_method(name: str, model: nn.Module) -> methods.EventMethod:
+class SmallLoop(Protocol):
+    """What a loop of `small_loops` offers."""
+
+    model: Any
+    training: methods.Loop
+    initial: dict[str, Tensor]
+
+    def losses(self, number: int) -> Iterator[Tensor]:
+        """Yield the losses on the next batches."""
+
+
+def _called(method: methods.EventMethod) -> Callable[[SmallLoop], methods.Report]:
+    return lambda loop: method(loop.model, loop.training)
+
+
+def _rejuvenated(score: Any) -> Callable[[SmallLoop], methods.Report]:
+    def act(loop: SmallLoop) -> methods.Report:
+        losses = partial(loop.losses, 3)
+        how = {"strength": 0.3, "fraction": 0.2, "score": score, "optimizers": loop.training.optimizers}
+        return methods.rejuvenate_(loop.model, loop.initial, losses, **how)
+
+    return act
+
+
+EVENTS: dict[str, Callable[[SmallLoop], methods.Report]] = {
+    "fire": _called(methods.FIRE()),
+    "fire_7_steps": _called(methods.FIRE(steps=7)),
+    "fire_exact": _called(methods.FIRE(steps="exact")),
+    "shrink_and_perturb": _called(methods.ShrinkAndPerturb(0.5)),
+    "full_reset_all": _called(methods.FullReset(optimizer_state="all")),
+    "dash": _called(methods.DASH(num_batches=2)),
+    "redo": _called(methods.ReDo(threshold=0.5, seed=5)),
+    "redo_gradient": _called(methods.ReDo(threshold=0.9, seed=5, score="gradient")),
+    "rejuvenate_attribution": _rejuvenated("attribution"),
+    "rejuvenate_drift": _rejuvenated("drift"),
+}
+BESIDE: dict[str, methods.StepMethod] = {
+    "continual_backprop": methods.ContinualBackprop(0.2, 1, seed=5),
+    "isometry_decay": methods.IsometryDecay(1.0),
+    "l2_init": methods.L2Init(0.1),
+    "parseval": methods.Parseval(1e-2),
+    "snr": methods.SelfNormalizedReset(0.2, 2, max_silence=40, seed=5),
+    "soft_weight_rescaling": methods.SoftWeightRescaling(0.2),
+    "spectral": methods.SpectralRegularization(1e-2),
+    "weight_projection": methods.WeightProjection(),
+}
+
+
+IN_LIBRARIES: dict[str, methods.Method] = {
+    "fire": methods.FIRE(steps=5),
+    "dash": methods.DASH(num_batches=2),
+    "redo_gradient": methods.ReDo(threshold=0.9, seed=5, score="gradient", num_batches=2),
+    "continual_backprop": methods.ContinualBackprop(0.2, 1, seed=5),
+    "l2_init": methods.L2Init(1e-2),
+}
+
+
+def _library_method(name: str, model: nn.Module) -> methods.Method:
     """Return a method for another library; `model` is a model of the kind that is trained."""
-    if name == "fire":
-        return methods.FIRE(steps=5)
+    if name in IN_LIBRARIES:
+        return IN_LIBRARIES[name]
     values = methods.fresh_values(model, seed=1)
 
     class Towards(methods.ShrinkAndPerturb):
@@ -298,15 +359,17 @@ def _library_method(name: str, model: nn.Module) -> methods.EventMethod:
     return Towards()
 
 
-def huggingface_callback(name: str, model: nn.Module, when: When) -> Any:
+def huggingface_callback(name: str, model: nn.Module, when: When, losses: Any = None) -> Any:
     """Make a callback of a Hugging Face Trainer."""
-    from lightning_fire.integrations.huggingface import PlasticityCallback
+    from lightning_fire.integrations.huggingface import MeasurePlasticity, PlasticityCallback
 
-    return PlasticityCallback(_library_method(name, model), when)
+    method = MeasurePlasticity() if name == "measure_plasticity" else _library_method(name, model)
+    return PlasticityCallback(method, when, losses=losses)
 
 
 def stable_baselines3_callback(name: str, policy: nn.Module, when: When) -> Any:
     """Make a callback of Stable-Baselines3."""
-    from lightning_fire.integrations.stable_baselines3 import PlasticityCallback
+    from lightning_fire.integrations.stable_baselines3 import MeasurePlasticity, PlasticityCallback
 
-    return PlasticityCallback(_library_method(name, policy), when)
+    method = MeasurePlasticity() if name == "measure_plasticity" else _library_method(name, policy)
+    return PlasticityCallback(method, when, log_every=16)

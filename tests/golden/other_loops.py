@@ -1,11 +1,12 @@
 """Small trainings without Lightning: a plain loop, Hugging Face's Trainer and Stable-Baselines3."""
 
+import gc
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from .constructors import Plain, huggingface_callback, plain_of, stable_baselines3_callback
@@ -104,19 +105,43 @@ def _gpt2() -> Any:
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, **dropout))
 
 
-def huggingface_digests(name: str, when: Any, trainings: int = 1) -> Digests:
-    """Return the digests of one or several trainings of a GPT-2 in Hugging Face's Trainer, the first also resumed."""
+class Net(nn.Module):
+    """A network with units behind normalization layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(
+            nn.Embedding(128, 8), nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 16)
+        )
+        self.norm, self.head = nn.BatchNorm1d(16), nn.Linear(16, 128)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.head(torch.relu(self.norm(self.body(input_ids).flatten(0, 1))))
+        return {"loss": cross_entropy(logits, labels.flatten()), "logits": logits}
+
+
+def huggingface_digests(name: str, when: Any, trainings: int = 1, net: Callable[[], Any] = _gpt2) -> Digests:
+    """Return the digests of one or several trainings of a model in Hugging Face's Trainer, the first also resumed."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
+    gc.freeze()  # its Trainer collects garbage, which takes half a second of all that is imported
     ids = torch.arange(96 * trainings).mul(37).remainder(128).view(trainings, 6, 16)
+
+    def losses(model: Any) -> Iterator[Tensor]:
+        return (model(input_ids=rows, labels=rows).loss for rows in ids[0].split(3))
+
+    def made() -> Any:
+        method, _, own_losses = name.partition("_with_")
+        return None if name == "nothing" else huggingface_callback(method, net(), when, losses if own_losses else None)
 
     def trainer(folder: str, model: Any, data: Tensor, callback: Any) -> Any:
         how = {"max_steps": 4, "save_strategy": "steps", "save_steps": 1, "logging_steps": 1, "learning_rate": 1e-2}
         quiet = {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "per_device_train_batch_size": 2}
         rows = [{"input_ids": row, "labels": row} for row in data]
         arguments = transformers.TrainingArguments(folder, **how, **quiet)
-        training = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback])
+        training = transformers.Trainer(model, arguments, train_dataset=rows, callbacks=[callback] if callback else [])
         training.remove_callback(transformers.PrinterCallback)
         return training
 
@@ -130,14 +155,14 @@ def huggingface_digests(name: str, when: Any, trainings: int = 1) -> Digests:
         return {**of_model(training.model, [training.optimizer.optimizer]), **of_records(logged)}
 
     with tempfile.TemporaryDirectory() as folder:
-        model = _gpt2()
-        callback = huggingface_callback(name, _gpt2(), when)
+        model = net()
+        callback = made()
         for data in ids:
             training = trainer(folder, model, data, callback)
             training.train()
         if trainings > 1:
             return digests_of(training)
-        resumed = trainer(folder, _gpt2(), ids[0], huggingface_callback(name, _gpt2(), when))
+        resumed = trainer(folder, net(), ids[0], made())
         resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-1")
         whole = digests_of(training)
         return compared(whole, whole, digests_of(resumed), "resumed")
@@ -166,7 +191,7 @@ def stable_baselines3_digests(name: str, algorithm: str, when: Any, continued: b
 
     def learn(model: Any, steps: int) -> None:
         model.set_logger(Logger(None, [writer]))
-        callback = stable_baselines3_callback(name, made().policy, when)
+        callback = None if name == "nothing" else stable_baselines3_callback(name, made().policy, when)
         model.learn(steps, callback, log_interval=1, reset_num_timesteps=not model.num_timesteps)
         model.logger.dump(model.num_timesteps)
 

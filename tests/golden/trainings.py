@@ -332,6 +332,19 @@ class SeveralFits:
             return digests_of(trainer, module, logger)
 
 
+@dataclass(frozen=True)
+class Joined:
+    """A training that is resumed in an epoch, and only then with callbacks."""
+
+    def digests(self, callbacks: MakeCallbacks) -> Digests:
+        """Return the digests of the resumed training."""
+        with tempfile.TemporaryDirectory() as folder:
+            before = Training(batches=(8,), ends=())
+            saver = Saver(Path(folder), before)
+            before._fit(Path(folder), Memory(), [saver], None)
+            return before._fit(Path(folder), Memory(), callbacks(), saver.path("batch 8"))
+
+
 def trainer_of(
     folder: Path, logger: Memory, callbacks: Sequence[pl.Callback], epochs: int, **options: Any
 ) -> pl.Trainer:
