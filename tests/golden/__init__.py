@@ -6,5 +6,6 @@
 
 `constructors.py` is the only file that makes methods; `trainings.py` trains in Lightning, `other_loops.py` in a plain
 loop and other libraries, `small_loops.py` on many networks and optimizers; `cases.py` says what with. The state of
-callbacks in checkpoints is not part of a digest; that a resumed training continues well, is.
+callbacks in checkpoints is not part of a digest; that a resumed training continues well, is. `messages.py` is a table
+of what wrong calls and odd trainings say.
 """
