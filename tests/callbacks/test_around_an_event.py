@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import BackboneFinetuning, EarlyStopping, Model
 from small_training import GrowingData, PlainModule, fitted, snapshots_of
 from torch import nn
 
-from lightning_fire import FIRECallback, RestartSchedulers
+from lightning_fire import AtNewData, FIRECallback, RestartSchedulers
 from lightning_fire.functional import fire
 from lightning_fire.when import EveryNEpochs
 
@@ -75,3 +75,39 @@ def test_all_at_once(tmp_path):
         assert torch.equal(after["net.3.weight"], fire(before["net.3.weight"]))
     last = method.seen[-1][1]["net.3.weight"]
     assert torch.dist(module.net[3].weight, last) < torch.dist(method.seen[-1][0]["net.3.weight"], last)
+
+
+class WarmsUp(PlainModule):
+    """Its learning rate begins at 0 and rises at each step."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(step / 4, 1.0))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def test_a_learning_rate_that_rises_after_an_event_is_no_reason_for_a_warning():
+    method = FIRECallback(AtNewData(skip_first=False))
+    fitted(method, module=WarmsUp(), data=GrowingData((2, 2)))  # warnings are errors
+    assert method.num_events == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*returned `None`, this fit will run with no optimizer")
+@pytest.mark.filterwarnings("ignore:.*finds no optimizer of")
+def test_a_module_that_gives_lightning_no_optimizer_is_not_said_to_have_a_low_learning_rate():
+    class Alone(PlainModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization, self.own = False, torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def training_step(self, batch, batch_idx):
+            self.own.zero_grad()
+            super().training_step(batch, batch_idx).backward()
+            self.own.step()
+
+        def configure_optimizers(self):
+            return None
+
+    method = FIRECallback(EveryNEpochs(1))
+    fitted(method, module=Alone(), data=GrowingData((2, 2)))
+    assert method.num_events >= 2

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 
 import pytest
 import reference
@@ -211,3 +212,13 @@ def test_a_large_matrix_of_unknown_layout_is_named_before_training():
     left_out = r"FIRE leaves out net\.1\.query_key_value\.weight: fused query-key-value in an interleaved order"
     with pytest.warns(UserWarning, match=left_out):
         fitted(FIRECallback(where=Weights("cnn")), module=Module(), max_epochs=1)
+
+
+def test_the_seconds_of_lambda_max_are_those_of_both_measurements():
+    method = Snapshots(AtEpochs([1]))
+    start = time.perf_counter()
+    fitted(method, data=PlainData(), max_epochs=2)
+    whole = time.perf_counter() - start
+    (_, _, values) = method.seen[0]
+    assert 0 < values["fire/lambda_max_seconds"] < whole
+    assert 0 < values["fire/seconds"] < whole

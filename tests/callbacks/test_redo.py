@@ -105,3 +105,24 @@ def test_a_layer_that_cannot_be_re_initialized_is_an_error_before_training():
     ):
         fitted(PlasticityCallback(ReDo()), module=module)
     fitted(PlasticityCallback(ReDo(where=HiddenUnits(exclude=[r"net\.3"]))), module=module, max_epochs=2)
+
+
+def test_an_event_logs_these_keys():
+    method = Recorded(ReDo(threshold=0.7), EveryNSteps(3))
+    fitted(method, max_epochs=3)
+    layers = {f"redo.layers/dormant_fraction/net.{index}" for index in (0, 3)}
+    assert set(method.seen[0][2]) == {"redo/dormant_fraction", "redo/units", *layers}
+
+
+@pytest.mark.parametrize("score", ["activation", "pre_activation"])
+def test_units_that_are_flattened_before_their_nonlinearity(score):
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.ReLU(), nn.Linear(16, 2))
+    with torch.no_grad():
+        net[0].bias[1:3] = -50.0
+    before, x = copy.deepcopy(net), torch.randn(8, 1, 4, 4)
+    assert ReDo(score=score)(net, loop(lambda: net(x)))["units"] == 2
+    changed = [not torch.equal(new, old) for new, old in zip(net[0].weight, before[0].weight, strict=True)]
+    assert changed == [False, True, True, False]
+    assert not net[0].bias[1:3].any() and not net[3].weight[:, 4:12].any()
+    kept = [*range(4), *range(12, 16)]
+    assert torch.equal(net[3].weight[:, kept], before[3].weight[:, kept])

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import pytest
 import reference
 import torch
+import torchvision
 from checkpoint_files import TAKEN, draw, error_of, header_of, load, raw, reinit, small_state, stored, write_safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -655,3 +656,13 @@ def test_a_saved_gpt2_of_several_files_is_rewritten_and_loaded(tmp_path):
     reinit(source, "-o", source, "--force", *words)
     assert_is_fire_of(hf.GPT2LMHeadModel.from_pretrained(source), old, steps=5)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_the_preset_of_a_file_does_not_depend_on_the_order_of_its_tensors(tmp_path, capsys):
+    sizes = {"num_layers": 2, "num_heads": 2, "hidden_dim": 16, "mlp_dim": 16, "num_classes": 10}
+    state = torchvision.models.VisionTransformer(image_size=8, patch_size=4, **sizes).state_dict()
+    last = {"conv_proj.weight": draw(16, 8, 4, 4)}
+    for ordered in (state, {name: value for name, value in state.items() if name not in last} | last):
+        torch.save(ordered, tmp_path / "vit.pt")
+        main(["diagnose", str(tmp_path / "vit.pt")])
+        assert "preset vit" in capsys.readouterr().out

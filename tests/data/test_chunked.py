@@ -513,3 +513,7 @@ def test_part_of_the_tensors_gives_samples_and_whole_batches():
     assert all(map(torch.equal, part[rows], whole[[22, 7]]))
     with pytest.raises(IndexError):
         part[3]
+
+
+def test_the_state_before_there_is_a_loader():
+    assert datamodule(Continual(3, epochs=1)).state_dict() == {"chunk": 0, "position": None}

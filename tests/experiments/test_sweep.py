@@ -226,3 +226,9 @@ def test_without_optuna(recipe, monkeypatch, capsys):
 def test_names_with_dots_are_keys_of_the_recipe():
     config = sweep.as_config({"model.init_args.warmup": 0.2, "strength": 1e-5})
     assert config == {"model": {"init_args": {"warmup": 0.2}}, "method": {"init_args": {"strength": 1e-5}}}
+
+
+def test_a_setting_that_fails_does_not_stop_a_pruned_search(recipe, monkeypatch):
+    Scores(monkeypatch, lambda strength, seed: None if strength < 0.5 else strength)
+    words = ["--method", "range", "--trials", "8", "--seeds", "2", "--prune"]
+    assert tune(recipe, *words)["strength"] >= 0.5

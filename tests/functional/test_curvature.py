@@ -163,3 +163,10 @@ def test_errors():
         largest_eigenvalue(lambda v: v, torch.ones(2, 2))
     with pytest.raises(ValueError, match="`start` must be finite and not 0"):
         largest_eigenvalue(lambda v: v, torch.zeros(2))
+
+
+def test_products_end_where_the_start_is_an_eigenvector():
+    """Whatever the least number of products is: the next basis vector would be of rounding errors alone."""
+    matrix = torch.diag(torch.tensor([3.0, 1.0, 0.5, 0.0, -2.0]))
+    found = largest_eigenvalue(lambda v: matrix @ v, torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]), min_products=4)
+    assert (found.value, found.residual, found.products) == (3.0, 0.0, 1)

@@ -686,3 +686,13 @@ def test_a_given_average_begins_again_from_the_new_weights(tmp_path):
     assert pickle.loads(pickle.dumps(callback))._training.averages == ()
     with pytest.raises(TypeError, match="`averages` must be averages of weights"):
         PlasticityCallback(FIRE(), averages=3)
+
+
+def test_an_event_logs_these_keys_and_none_by_layer(tmp_path):
+    training = trainer(tmp_path, PlasticityCallback(FIRE(), EveryNSteps(3)), model=net())
+    training.train()
+    (entry,) = logged(training, "fire/event")
+    measured = {f"fire/{key}{when}" for key in ("dfi_normalized",) for when in ("_before", "_after")}
+    raw = {f"fire.raw/dfi{when}" for when in ("_before", "_after")}
+    others = {"fire/event", "fire/seconds", "fire/sfe", "fire/sfe_normalized"}
+    assert {key for key in entry if key.startswith("fire")} == measured | raw | others

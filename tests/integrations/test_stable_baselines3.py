@@ -3,6 +3,7 @@
 import copy
 import logging
 import random
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -20,7 +21,17 @@ from stable_baselines3.common.callbacks import (  # noqa: E402
     StopTrainingOnNoModelImprovement,
 )
 
-from lightning_fire import AnyOf, AtEpochs, AtFraction, AtNewData, EveryNSteps, Parameters, Weights, WhenMetric  # noqa: E402
+from lightning_fire import (  # noqa: E402
+    AnyOf,
+    AtEpochs,
+    AtFraction,
+    AtNewData,
+    EveryNSteps,
+    Parameters,
+    Schedule,
+    Weights,
+    WhenMetric,
+)
 from lightning_fire.integrations.stable_baselines3 import MeasurePlasticity, PlasticityCallback  # noqa: E402
 from lightning_fire.methods import (  # noqa: E402
     DASH,
@@ -478,3 +489,31 @@ def test_an_algorithm_whose_policy_no_optimizer_steps_has_no_gradients_for_a_met
         model.learn(64, PlasticityCallback(DASH(), EveryNSteps(32)))
     ppo().learn(64, callback := PlasticityCallback(DASH(), EveryNSteps(32)))
     assert callback._training.event == 2
+
+
+def test_a_second_learn_of_one_model_asks_the_schedule():
+    """Each with a new callback, as in two cells of a notebook, and the event in the second one."""
+    for algorithm in (dqn, ppo):
+        model, callbacks = algorithm(), [Noting(FIRE(), EveryNSteps(96)) for _ in range(2)]
+        for callback in callbacks:
+            model.learn(64 if callback is callbacks[0] else 96, callback, reset_num_timesteps=False)
+        assert [callback.timesteps for callback in callbacks] == [[], [96]]
+
+
+def test_a_second_learn_from_0_asks_the_schedule_from_its_start():
+    """Also for the steps before there was data."""
+    callback, model = Noting(ReDo(threshold=1e9), EveryNSteps(22)), dqn()
+    for _ in range(2):
+        model.learn(40, callback)
+    assert callback.timesteps == [24, 24]
+
+
+def test_a_schedule_of_ones_own_sees_no_start_of_an_epoch():
+    @dataclass(frozen=True)
+    class AtStarts(Schedule):
+        def due(self, clock):
+            return clock.epoch_start
+
+    callback = Noting(FIRE(), AtStarts())
+    dqn().learn(64, callback)
+    assert callback.timesteps == []

@@ -208,3 +208,41 @@ def test_the_features_are_those_before_the_network_changes_them_in_place_and_wit
     expected = stepped(False, 0)
     assert (first, second) == expected[:2]
     assert all(torch.equal(a, b) for a, b in zip(net.parameters(), expected[2].parameters(), strict=True))
+
+
+class WithUnusedHead(nn.Module):
+    """One of its heads has no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 3), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+def test_the_gradient_of_a_parameter_without_one_is_that_of_the_penalty_alone():
+    net = WithUnusedHead()
+    method, start = L2Init(0.1).attach(net, Loop(initial=initial_values(net))), copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(1.0)
+    net(X).square().sum().backward()
+    own = net.used.weight.grad.clone()
+    method.before_step()
+    assert all(torch.allclose(p.grad, torch.full_like(p, 2 * 0.1)) for p in net.unused.parameters())
+    expected = own + 2 * 0.1 * (net.used.weight - start.used.weight)
+    torch.testing.assert_close(net.used.weight.grad, expected.detach())
+
+
+def test_isometry_decay_moves_weights_of_one_row_and_of_one_column():
+    net = nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))
+    optimizer, before = torch.optim.SGD(net.parameters(), lr=0.01), copy.deepcopy(net)
+    net(X[:, :1]).sum().backward()
+    IsometryDecay(0.1).attach(net, Loop(optimizer)).before_step(optimizer)
+    for index in (0, 2):
+        weight = before[index].weight.detach()
+        short = weight if weight.shape[0] <= weight.shape[1] else weight.mT
+        moved = short - 0.01 * 0.1 * 4 * (short @ short.mT - 1) @ short
+        torch.testing.assert_close(net[index].weight.detach(), moved if short is weight else moved.mT)
+        assert not torch.equal(net[index].weight, weight)

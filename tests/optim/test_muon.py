@@ -271,3 +271,8 @@ def test_errors_of_groups():
         Muon([{"params": list(PlainModule().parameters()), "use_muon": True}])
     with pytest.raises(ValueError, match="`scale` must be"):
         muon_direction(torch.eye(2), scale="rms")
+
+
+def test_hidden_matrices_are_no_weights_of_a_recurrent_layer():
+    net = nn.ModuleDict({"first": nn.Linear(4, 6), "l": nn.LSTM(6, 6), "h": nn.Linear(6, 6), "last": nn.Linear(6, 2)})
+    assert HiddenMatrices().select(net).names == ["h.weight"]

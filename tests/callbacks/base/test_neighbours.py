@@ -185,3 +185,30 @@ def test_pruning_of_other_weights_or_after_the_last_event_is_no_error(caplog):
     fitted(later, ModelPruning("l1_unstructured", apply_pruning=lambda epoch: epoch == 3), **options)
     assert "cannot act on weights" in caplog.text
     assert [each.num_events for each in (first, never, later)] == [1, 0, 1]
+
+
+@pytest.mark.parametrize(("method", "epochs"), [(FIRE, 6), (FullReset, 6), (ReDo, 5)])
+def test_early_stopping_restarts_its_patience_for_a_metric_to_maximize(method, epochs):
+    class Accurate(PlainModule):
+        def on_train_epoch_end(self):
+            self.log("accuracy", 1 - LOSSES[self.current_epoch])
+
+    stopping = EarlyStopping("accuracy", mode="max", patience=3)
+    module = fitted(PlasticityCallback(method()), stopping, module=Accurate())
+    assert module.trainer.current_epoch == epochs
+    assert stopping.best_score == pytest.approx(1 - (LOSSES[1] if method is ReDo else LOSSES[5]))
+
+
+def test_pruned_weights_of_a_teacher_are_no_error():
+    class Distilled(PlainModule):
+        def __init__(self):
+            super().__init__()
+            self.teacher = torch.nn.Linear(6, 3)
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.net.parameters(), lr=1e-2)
+
+    module, method = Distilled(), FIRECallback(AtEpochs([1]))
+    pruning = ModelPruning("l1_unstructured", [(module.teacher, "weight")])
+    fitted(method, pruning, module=module, data=PlainData(), max_epochs=2)
+    assert method.num_events == 1
