@@ -12,6 +12,7 @@ from torch import nn
 from lightning_fire import (
     FIRE,
     AtEpochs,
+    EventMethod,
     EveryNEpochs,
     FIRECallback,
     FullReset,
@@ -237,3 +238,23 @@ def test_a_fresh_draw_leaves_frozen_layers_alone_and_asks_only_what_is_selected(
         trainer(whole, max_epochs=2).fit(module, datamodule=PlainData())
         assert whole.num_events == 1
         assert all(torch.equal(value, before[key]) for key, value in state_of(module.net[0]).items())
+
+
+class ByFire(EventMethod):
+    """A method of one's own that asks another one for its change."""
+
+    name = "by_fire"
+
+    def plan(self, model, training):
+        return FIRE().plan(model, training)
+
+
+def test_a_method_of_ones_own_leaves_a_teacher_alone_and_drops_no_state_of_others():
+    module = Distilled()
+    before = state_of(module)
+    callback = snapshots_of(PlasticityCallback)(ByFire(), AtEpochs([1]))
+    fitted(callback, module=module, data=PlainData(), max_epochs=2)
+    ((old, new, values),) = callback.seen
+    assert {key for key in old if not torch.equal(old[key], new[key])} == {f"net.{i}.weight" for i in (0, 3, 5)}
+    assert all(torch.equal(module.state_dict()[key], before[key]) for key in before if key.startswith("teacher.0"))
+    assert values["by_fire/dfi_normalized_after"] < values["by_fire/dfi_normalized_before"]

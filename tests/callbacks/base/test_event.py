@@ -48,6 +48,7 @@ from lightning_fire import (
     announce_new_data,
 )
 from lightning_fire.callbacks.base.new_data_messages import explain_data
+from tests.golden.digests import digest
 
 
 def acted_at(when=None, data=None, **options):
@@ -629,3 +630,15 @@ def test_an_event_whose_targets_cannot_be_synchronized_is_undone_and_an_interrup
 def test_what_to_log_must_be_a_log(make, log):
     with pytest.raises(TypeError, match=r"`log` must be a Log, such as Log\(name='fire_2'\), got "):
         make(log=log)
+
+
+@pytest.mark.parametrize("name", ["continual_backprop", "snr", "redo", "l2_init"])
+def test_a_copy_and_a_pickle_within_a_fit_keep_the_state(name):
+    class Copies(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            for copied in (copy.deepcopy(callback), pickle.loads(pickle.dumps(callback))):
+                seen.append(digest(copied.state_dict()) == digest(callback.state_dict()))
+
+    seen, callback = [], callback_of(name, EveryNSteps(2))
+    fitted(callback, Copies(), data=PlainData(), max_epochs=2)
+    assert seen == [True] * 4
