@@ -16,7 +16,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from lightning_fire.board.measured import FULL_RESET
+from lightning_fire.board.evaluate import FULL_RESET
 from lightning_fire.board.row import Row, Values, read_rows
 from lightning_fire.board.suite import Suite, Task, read_suite
 from lightning_fire.board.table import MARKS, best_of, cells, differences, gains, mark

@@ -77,7 +77,9 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     if (folder / "train.bin").exists() and not options.force:
         meta: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
         if meta.get("settings") != settings:
-            raise FileExistsError(f"{folder} holds tokens of another origin, now {settings}: --force starts again")
+            raise FileExistsError(
+                f"{folder} contains tokens from a different source, now {settings}: --force starts again"
+            )
         print(f"{folder} is complete and was not changed")
     else:
         meta = {**about, "settings": settings, "splits": {}}

@@ -21,7 +21,7 @@ from lightning_fire.experiments.chunks import Metric
 from lightning_fire.experiments.compare import add_common_arguments, common, engine_for, train_and_read, with_monitor
 from lightning_fire.experiments.figures import save
 from lightning_fire.experiments.report import MINUS, Column, ComparisonReport
-from lightning_fire.experiments.runs import Run, at_work_in, merged, plan, reference_of
+from lightning_fire.experiments.runs import Run, lock_folder, merged, plan, reference_of
 from lightning_fire.experiments.tables import deliver, figures
 from lightning_fire.printable import printable
 
@@ -83,7 +83,7 @@ def main(args: Sequence[str] | None = None) -> pd.DataFrame:
         parser().error(printable(str(error)))
     new = [run for of_steps in variants.values() for run in of_steps if run not in runs]
     every = with_shared_starts([*runs, *new])
-    with at_work_in(output), closing(engine):
+    with lock_folder(output), closing(engine):
         report, failed = train_and_read(every, engine, reference_of(None, options.methods), options)
     if failed or report is None:
         raise SystemExit(f"{len(failed)} of {len(every)} runs failed")

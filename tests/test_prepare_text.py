@@ -292,7 +292,9 @@ def test_other_tokens_raise_without_force(tmp_path, documents, small_pieces, cap
     stat = (documents / "00.txt").stat()
     os.utime(documents / "00.txt", ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
     for more in ([], ["--seed", 1]):
-        with pytest.raises(SystemExit, match=r"out holds tokens of another origin, now .*: --force starts again"):
+        with pytest.raises(
+            SystemExit, match=r"out contains tokens from a different source, now .*: --force starts again"
+        ):
             prepare(*words, *more)
         assert contents(tmp_path / "out") == complete
     assert prepare(*words, "--force", "--seed", 1)["settings"]["seed"] == 1
@@ -307,7 +309,7 @@ def test_files_of_another_origin_raise_without_force(tmp_path, documents, small_
     if meta is not None:
         (tmp_path / "out/meta.json").write_text(meta)
     before = contents(tmp_path / "out")
-    with pytest.raises(SystemExit, match=r"out holds tokens of another origin|Expecting property name"):
+    with pytest.raises(SystemExit, match=r"out contains tokens from a different source|Expecting property name"):
         prepare(*words)
     assert contents(tmp_path / "out") == before
     prepare(*words, "--force")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lightning_fire.board.measured import FULL_RESET, measured, recipe_digest
+from lightning_fire.board.evaluate import FULL_RESET, evaluate, recipe_digest
 from lightning_fire.board.row import Cell, Row, Values
 from lightning_fire.board.suite import SUITE, Suite, Task
 from lightning_fire.experiments.engines import Engine
@@ -19,7 +19,7 @@ CHECKED = 2  # number of seeds to train again
 EQUAL = 1e-6  # largest difference of numbers with six digits that are the same
 
 
-def holds(
+def reproduce_row(
     row: Row, source: str, suite: Suite, names: Sequence[str], output: Path, engine: Engine, until: float = math.inf
 ) -> bool:
     """Train the first seeds of cells again, with the settings of the cells, and print how the numbers differ.
@@ -69,7 +69,7 @@ def _trained_again(
 ) -> tuple[str, bool]:
     """Train the first seeds of a cell again; return a sentence about the differences, and whether the cell agrees."""
     again = replace(suite, seeds=list(cell.values)[:CHECKED], space={})
-    now = measured(again, task, [method], output, engine, until).get(method)
+    now = evaluate(again, task, [method], output, engine, until).get(method)
     if now is None:
         return "it could not be trained", False
     pairs = (cell.values, now.values), (cell.vanilla, now.vanilla), (cell.scratch, now.scratch)

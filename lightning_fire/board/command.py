@@ -10,15 +10,15 @@ from pathlib import Path
 
 import yaml
 
-from lightning_fire.board.check import CHECKED, holds
-from lightning_fire.board.measured import measured
+from lightning_fire.board.check import CHECKED, reproduce_row
+from lightning_fire.board.evaluate import evaluate
 from lightning_fire.board.own import OwnMethod, read_own, word_of
 from lightning_fire.board.row import Cell, Row, read_row, read_rows, write_row
 from lightning_fire.board.suite import SUITE, Suite, read_suite
 from lightning_fire.board.table import table
 from lightning_fire.experiments.compare import add_engine_arguments, engine_for
 from lightning_fire.experiments.engines import Engine
-from lightning_fire.experiments.runs import at_work_in
+from lightning_fire.experiments.runs import lock_folder
 from lightning_fire.printable import printable
 
 
@@ -89,7 +89,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Row]:
     with closing(engine):
         if row:
             source = sources.get(row.method, "")
-            raise SystemExit(not holds(row, source, suite, names, options.output / "check", engine, until))
+            raise SystemExit(not reproduce_row(row, source, suite, names, options.output / "check", engine, until))
         found = _trained(suite, methods, sources, names, options.output, engine, until)
     wanted = (
         (method, name) for name in names for method in methods if not suite.reason_against(suite.tasks[name], method)
@@ -123,7 +123,7 @@ def _trained(
                 print(f"{name}: {method} is left out: {reason}")
             else:
                 can.append(method)
-        cells = measured(suite, suite.tasks[name], can, output, engine, until) if can else {}
+        cells = evaluate(suite, suite.tasks[name], can, output, engine, until) if can else {}
         for method, cell in cells.items():
             own = methods[method]
             if own and own.source() != sources[method]:
@@ -157,7 +157,7 @@ def _with_own(suite: Suite, words: Sequence[str]) -> tuple[Suite, dict[str, OwnM
 def _keep(output: Path, method: str, task: str, cell: Cell, suite: Suite) -> None:
     """Write a cell into the row of its method, keeping the cells of other tasks."""
     path = output / "rows" / f"{method}.json"
-    with at_work_in(path.parent, until=math.inf):
+    with lock_folder(path.parent, until=math.inf):
         every = {**(read_row(path).cells if path.is_file() else {}), task: cell}
         order = [*(name for name in suite.tasks if name in every), *(name for name in every if name not in suite.tasks)]
         write_row(path, Row(method, suite.methods.get(method, {}), {name: every[name] for name in order}))

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from lightning_fire.board.measured import FULL_RESET
+from lightning_fire.board.evaluate import FULL_RESET
 from lightning_fire.board.row import Cell, Row, Values
 from lightning_fire.board.suite import Suite, Task
 from lightning_fire.experiments.decision import Difference, decided_together, paired_differences

@@ -61,7 +61,7 @@ class Folder(Checkpoint):
         """Write a copy of the folder with some tensors changed, one file at a time; links are followed."""
         here, there = self.path.resolve(), output.resolve()
         if here != there and (here in there.parents or there in here.parents):
-            raise ValueError(f"{output} and {self.path} must not lie in each other")
+            raise ValueError(f"{output} and {self.path}: one must not contain the other")
         shards = list(dict.fromkeys(self._shard_of[name] for name in names))
         changed = {shard.path.name for shard in shards}
         with atomic_folder(output) as part:

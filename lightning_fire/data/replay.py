@@ -17,8 +17,8 @@ from lightning_fire.messages import inform, rank_zero_warn
 class ReplayDataModule(pl.LightningDataModule):
     """Data from environments stepped by the trained module; batches are sampled from stored steps.
 
-    A batch is a `Round`: after `steps_per_round` steps of each environment, minibatches for the number of updates that
-    follows from `replay_ratio`. The LightningModule must have `act(observations, step, generator)`, see `ReplayModule`.
+    A batch is a `Rollout`: after `steps_per_round` steps of each environment, minibatches for the number of updates
+    that follows from `replay_ratio`. The module must have `act(observations, step, generator)`, see `ReplayModule`.
     If it has `observe(observations)`, this is called first with all training observations. An evaluation consists of
     `evaluation_episodes` episodes, one per batch.
 
@@ -115,7 +115,7 @@ class ReplayDataModule(pl.LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Check the Trainer and its module, and make the environments and the buffer."""
         try:
-            from lightning_fire.data.rollouts import Evaluation, Rounds
+            from lightning_fire.data.rollouts import Evaluation, Rollouts
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"reinforcement learning needs gymnasium: pip install 'lightning-fire[rl]' ({error})", name=error.name
@@ -132,7 +132,7 @@ class ReplayDataModule(pl.LightningDataModule):
             )
         self._evaluation = Evaluation(self)
         if stage == "fit":
-            self._rounds = self._rounds or Rounds(self)
+            self._rounds = self._rounds or Rollouts(self)
 
     @property
     def action_space(self) -> Any:

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_fire._lightning import undeclared
 from lightning_fire.contracts import HasNStep, HasObserve, offers
 from lightning_fire.data.resumable_loader import goes_to_gpu
-from lightning_fire.experience import Collector, Episode, ReplayBuffer, Round
+from lightning_fire.experience import Collector, Episode, ReplayBuffer, Rollout
 from lightning_fire.experience.buffer import stored_dtype
 from lightning_fire.experience.episodes import scaled, seed_of_episode
 
@@ -44,7 +44,7 @@ def _sent(observations: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(observations).to(device, non_blocking=device.type == "cuda")
 
 
-class Rounds:
+class Rollouts:
     """Rollouts of an epoch: steps of the environments, then minibatches from the buffer.
 
     All random draws are a function of the data's seed and the number of the rollout.
@@ -62,7 +62,7 @@ class Rounds:
     def __len__(self) -> int:
         return self._data.rounds_per_epoch
 
-    def __iter__(self) -> Iterator[Round]:
+    def __iter__(self) -> Iterator[Rollout]:
         # A generator: the module does not act before the first batch is requested.
         done = self._data.trained_by.fit_loop.batch_idx + 1  # in this epoch, before a resume
         for _ in range(done, len(self)):
@@ -88,14 +88,14 @@ class Rounds:
                     module.observe(observations)
                 self.collector.step(actions(module, observations, self.collector.environment_steps - self._initial))
 
-    def _batch(self, draws: np.random.Generator, *finished: Tensor) -> Round:
+    def _batch(self, draws: np.random.Generator, *finished: Tensor) -> Rollout:
         shape, module = (self._data.updates, self._data.batch_size), self._data.trained_by.lightning_module
         returns = (module.n_step, module.discount) if offers(module, HasNStep) else ()
         drawn = self.collector.buffer.sample(shape[0] * shape[1], draws, *returns)
         pin = goes_to_gpu(self._data.trained_by)
         drawn = drawn.each(lambda tensor: (tensor.pin_memory() if pin else tensor).unflatten(0, shape))
         seed = torch.tensor(int(draws.integers(2**62)))
-        return Round(drawn, torch.tensor(self.collector.environment_steps), seed, *finished)
+        return Rollout(drawn, torch.tensor(self.collector.environment_steps), seed, *finished)
 
     def _generator(self, kind: int, number: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=[self._data.seed, kind << 60 | number]))

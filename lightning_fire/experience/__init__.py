@@ -4,7 +4,7 @@ from lightning_fire.experience.buffer import ReplayBuffer
 from lightning_fire.experience.collector import Collector
 from lightning_fire.experience.environments import Atari, Gymnasium
 from lightning_fire.experience.episodes import Environment
-from lightning_fire.experience.transitions import Episode, Round, Transitions
+from lightning_fire.experience.transitions import Episode, Rollout, Transitions
 
 __all__ = [
     "Atari",
@@ -13,6 +13,6 @@ __all__ = [
     "Episode",
     "Gymnasium",
     "ReplayBuffer",
-    "Round",
+    "Rollout",
     "Transitions",
 ]

@@ -97,7 +97,7 @@ class Collector:
             raise
 
     def finished(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the episodes that have ended since the last call: `returns`, `lengths` and `ends` of a `Round`."""
+        """Return the episodes that have ended since the last call: `returns`, `lengths` and `ends` of a `Rollout`."""
         episodes, self._finished = self._finished, []
         returns, lengths, ends = zip(*episodes, strict=True) if episodes else ((), (), ())
         steps = torch.tensor([lengths, ends], dtype=torch.int64)

@@ -11,7 +11,7 @@ from torch import Tensor
 class Transitions(NamedTuple):
     """Steps of an environment, sampled from a replay buffer.
 
-    Leading dimensions `…`: minibatches of a `Round`, samples.
+    Leading dimensions `…`: minibatches of a `Rollout`, samples.
 
     Attributes:
         observations: `(…, *shape)`, where frames are stacked `(…, frames, *shape)`, the latest last.
@@ -36,7 +36,7 @@ class Transitions(NamedTuple):
         return Transitions(*applied)
 
 
-class Round(NamedTuple):
+class Rollout(NamedTuple):
     """Minibatches that follow some environment steps, one for each update.
 
     Attributes:
@@ -56,7 +56,7 @@ class Round(NamedTuple):
     lengths: Tensor
     ends: Tensor
 
-    def to(self, device: torch.device | str) -> "Round":
+    def to(self, device: torch.device | str) -> "Rollout":
         """Move the transitions to a device; the rest is read on the host and stays.
 
         Without it, Lightning would search the tuple for its tensors.

@@ -15,7 +15,7 @@ import yaml
 from lightning_fire.experiments.branching import with_first_phases, with_shared_starts
 from lightning_fire.experiments.direction import mode_of
 from lightning_fire.experiments.from_checkpoint import HOLD_OUT, about_optimizers, from_checkpoint, with_scratch
-from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
+from lightning_fire.experiments.runs import Run, epochs_and_steps_of, lock_folder, merged, plan, reference_of
 from lightning_fire.experiments.source_of import importing_from_here
 from lightning_fire.printable import printable, without_nan
 from lightning_fire.recipe.recipe import VANILLA, Recipe, extended, find_recipe
@@ -216,7 +216,7 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
             raise ValueError(f"--labels takes METHOD=LABEL of a method among --methods, got {', '.join(wrong)}")
         runs = with_first_phases(plan(recipe, options.methods, seeds, output, extra), recipe, options.starts)
         if recipe.starts and options.no_shared_start:
-            raise ValueError(f"{recipe.path} has `starts`: --no-shared-start is not for it")
+            raise ValueError(f"{recipe.path} has `starts`: --no-shared-start cannot be used with it")
         runs = from_checkpoint(runs, options.checkpoint) if options.checkpoint else runs
         engine = engine_for(recipe, options, output)
         runs = with_monitor(runs)
@@ -227,7 +227,7 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
         print(HOLD_OUT.format(options.checkpoint))
     elif not recipe.starts and not options.no_shared_start:
         runs = with_shared_starts(runs, options.keep_starts)
-    with at_work_in(output, alone=not options.no_report), closing(engine):
+    with lock_folder(output, alone=not options.no_report), closing(engine):
         if options.no_train:
             finished = [run for run in runs if run.is_finished()]
             if other := [run.name for run in runs if run.is_outdated()]:

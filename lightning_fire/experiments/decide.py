@@ -22,7 +22,7 @@ from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.earlier_training import EarlierTraining, digest_of, read_earlier_training
 from lightning_fire.experiments.decision import Decision, decision_of
 from lightning_fire.experiments.direction import mode_of
-from lightning_fire.experiments.runs import at_work_in
+from lightning_fire.experiments.runs import lock_folder
 from lightning_fire.experiments.source_of import source_of
 from lightning_fire.experiments.tables import aligned, difference_cell, with_spread
 from lightning_fire.methods import FIRE, Change, EventMethod, Loop, initial_values
@@ -100,8 +100,8 @@ class Start:
         trained = {id(parameter): parameter for parameter in model.parameters() if parameter.requires_grad}
         if any(_started.get(key) is parameter for key, parameter in trained.items() if key not in self._own):
             raise ValueError(
-                f"{type(model).__name__} has parameters of a model of an earlier run, which has trained them: make a"
-                " new model in `train`, for each call"
+                f"{type(model).__name__} shares parameters with the model of an earlier run: make a new model in"
+                " `train`, for each call"
             )
         self._own |= trained.keys()
         _started.update(trained)
@@ -231,7 +231,7 @@ def decide(
         name: hashlib.sha256(f"{common}\n{source_of(method)}".encode()).hexdigest() for name, method in named.items()
     }
     asked = [(name, seed, settings[name]) for seed in every for name in named]
-    with at_work_in(output), _same_random_states_after():
+    with lock_folder(output), _same_random_states_after():
         rows = _read(output / _RESULTS)
         done, others = [run for run in asked if run in rows], sum(run[2] not in settings.values() for run in rows)
         if done:

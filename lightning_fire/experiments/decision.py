@@ -178,19 +178,23 @@ def decision_of(
     open_ = [pair for pair in undecided if max(pair.high, -pair.low) > worth] if worth else []
     more = max((pair.more_seeds(worth) for pair in open_), default=None) if worth else None
 
-    rival = continued
+    runner_up = continued
     if choice == continued:
-        rival = next((m for m in (leading, *best[:1], *by_mean) if m and m != continued), scratch)
-    gain = pairs.get((rival if choice == continued else choice or "", continued))
+        runner_up = next((m for m in (leading, *best[:1], *by_mean) if m and m != continued), scratch)
+    gain = pairs.get((runner_up if choice == continued else choice or "", continued))
     too_small = _rounded(least, least) if final else ""
-    told = [_headline(choice, rival, leading != choice, len(best) == 1, gain, metric, continued, scratch, too_small)]
-    if warm is None or {choice, rival} != {continued, scratch}:
-        told.append(_warm_start(continued, scratch, warm, metric, unranked))
+    sentences = [
+        _headline(choice, runner_up, leading != choice, len(best) == 1, gain, metric, continued, scratch, too_small)
+    ]
+    if warm is None or {choice, runner_up} != {continued, scratch}:
+        sentences.append(_warm_start(continued, scratch, warm, metric, unranked))
     if choice and best == [choice]:
-        than = [m for m in dict.fromkeys([continued, scratch, *by_mean[1:2]]) if m != rival and (choice, m) in pairs]
+        than = [
+            m for m in dict.fromkeys([continued, scratch, *by_mean[1:2]]) if m != runner_up and (choice, m) in pairs
+        ]
         if than:
             by = _listed([f"{m} by {pairs[choice, m].of()}" for m in than])
-            told.append(f"Best is {choice}: better than {by}.")
+            sentences.append(f"Best is {choice}: better than {by}.")
     elif len(best) > 1:
         first = "; named first: the cheapest" if costs else ""
         if len({shown[m] for m in best}) > 1:
@@ -198,25 +202,25 @@ def decision_of(
             first = f"; named first: those shown to be better than {' or '.join(bases)}"
         if continued in best:  # what leads is that with the best mean
             first = "; the best mean is named first"
-        told.append(f"{_listed(level if continued in best else best)} cannot be distinguished{first}.")
+        sentences.append(f"{_listed(level if continued in best else best)} cannot be distinguished{first}.")
         if worth and undecided:
-            told.append(_what_is_open(open_, worth, least > 0))
+            sentences.append(_what_is_open(open_, worth, least > 0))
     elif not best:
-        told.append(_no_interval(gains))
+        sentences.append(_no_interval(gains))
     if pairs and both and others:
         found = _listed(better) if better else "none is shown to be"
-        told.append(f"Better than both {continued} and {scratch}: {found}.")
-    told += _costs([m for m in dict.fromkeys([*best, *better]) if m in costs], continued, costs, metric, unit)
-    told += [f"Not ranked: {reason}." for m, reason in unranked.items() if m not in (continued, scratch)]
-    told += [f"{m} failed with {_seeds(seeds)}." for m, seeds in failed.items() if m not in unranked]
+        sentences.append(f"Better than both {continued} and {scratch}: {found}.")
+    sentences += _costs([m for m in dict.fromkeys([*best, *better]) if m in costs], continued, costs, metric, unit)
+    sentences += [f"Not ranked: {reason}." for m, reason in unranked.items() if m not in (continued, scratch)]
+    sentences += [f"{m} failed with {_seeds(seeds)}." for m, seeds in failed.items() if m not in unranked]
     if len(pairs) > 2:
-        told.append(
+        sentences.append(
             f"These intervals hold for all {len(pairs) // 2} pairs of methods together (paired t-tests, Holm);"
             " those of the table are each for one pair."
         )
-    told.append(f"{metric}: {'more' if mode == 'max' else 'less'} is better.")
+    sentences.append(f"{metric}: {'more' if mode == 'max' else 'less'} is better.")
     whole = None if more is None or not np.isfinite(more) else int(more)
-    return Decision(" ".join(told), choice, leading, best, better, warm, worth, whole)
+    return Decision(" ".join(sentences), choice, leading, best, better, warm, worth, whole)
 
 
 def paired_differences(gains: Mapping[str, Mapping[int, float]]) -> dict[tuple[str, str], Difference]:
@@ -263,11 +267,11 @@ def _rankable(
     gains = {}
     unranked = {m: f"{m} failed with {_seeds(seeds)}" for m, seeds in failed.items() if not values.get(m)}
     for method, of in values.items():
-        endless = [seed for seed, value in of.items() if not np.isfinite(value)]
+        non_finite = [seed for seed, value in of.items() if not np.isfinite(value)]
         if method in idle:
             unranked[method] = f"{method} never acted: its curves equal those of {VANILLA} bit for bit"
-        elif endless:
-            unranked[method] = f"{method} has no finite {metric} with {_seeds(endless)}"
+        elif non_finite:
+            unranked[method] = f"{method} has no finite {metric} with {_seeds(non_finite)}"
         elif of:
             gains[method] = {seed: sign * value for seed, value in of.items()}
     return gains, unranked
@@ -294,8 +298,8 @@ def _worth(gains: Mapping[str, Mapping[int, float]], best: Difference | None) ->
 
 def _headline(
     choice: str | None,
-    rival: str,
-    leads: bool,
+    runner_up: str,
+    is_leading: bool,
     alone: bool,
     gain: Difference | None,
     metric: str,
@@ -307,10 +311,10 @@ def _headline(
 
     Args:
         choice: The method that is chosen.
-        rival: The method to compare with, if the choice is to continue.
-        leads: Whether the rival is the better bet if you must decide now.
+        runner_up: The method to compare with, if the choice is to continue.
+        is_leading: Whether the runner-up is the better bet if you must decide now.
         alone: Whether the choice is shown to be the best.
-        gain: Gain of the choice over continuing; of the rival, if the choice is to continue.
+        gain: Gain of the choice over continuing; of the runner-up, if the choice is to continue.
         metric: Name of the metric.
         continued: The method that continues.
         scratch: The method that trains from scratch.
@@ -318,23 +322,23 @@ def _headline(
     """
     if choice is None:
         return "Decision: open."
-    rival_named = f"training from scratch ({scratch})" if rival == scratch else rival
+    other = f"training from scratch ({scratch})" if runner_up == scratch else runner_up
     if choice != continued:
-        told = f"train from scratch ({scratch})" if choice == scratch else f"use {choice}"
-        return f"Decision: {told}{f': it gains {gain.of(metric)} over continuing ({continued})' if gain else ''}."
-    if leads and gain:
-        now = f"train from scratch ({scratch})" if rival == scratch else f"use {rival}"
+        choose = f"train from scratch ({scratch})" if choice == scratch else f"use {choice}"
+        return f"Decision: {choose}{f': it gains {gain.of(metric)} over continuing ({continued})' if gain else ''}."
+    if is_leading and gain:
+        now = f"train from scratch ({scratch})" if runner_up == scratch else f"use {runner_up}"
         return (
             f"Decision: open; if you must decide now, {now}: it leads, gaining {gain.of(metric)} over continuing"
             f" ({continued}), which is not shown."
         )
-    told = f"Decision: keep {continued}{'' if alone or least else ', as nothing is shown to be better'}"
+    choose = f"Decision: keep {continued}{'' if alone or least else ', as nothing is shown to be better'}"
     if gain is None:
-        return f"{told}."
+        return f"{choose}."
     if not gain.varies:
-        return f"{told}: {rival_named} is {gain.of()}."
+        return f"{choose}: {other} is {gain.of()}."
     verb, by = ("gains", gain) if gain.gain > 0 else ("loses", gain.reversed())
-    return f"{told}: {rival_named} {verb} {by.of(metric)}{f', less than the {least} that matters' if least else ''}."
+    return f"{choose}: {other} {verb} {by.of(metric)}{f', less than the {least} that matters' if least else ''}."
 
 
 def _warm_start(continued: str, scratch: str, warm: Difference | None, metric: str, unranked: Mapping[str, str]) -> str:
@@ -383,8 +387,8 @@ def _no_interval(gains: Mapping[str, Mapping[int, float]]) -> str:
 def _costs(methods: Sequence[str], continued: str, costs: Mapping[str, Cost], metric: str, unit: str) -> list[str]:
     until = [f"{m} {when_reached(costs[m].until)}" for m in methods if m != continued and len(costs[m].until)]
     seconds = [f"{m} {_rounded(s, s)}" for m in methods if np.isfinite(s := costs[m].seconds)]
-    told = [f"{unit.capitalize()} until {continued}'s final {metric}: {', '.join(until)}."] if until else []
-    return [*told, *([f"Seconds of all events of a run: {', '.join(seconds)}."] if seconds else [])]
+    sentences = [f"{unit.capitalize()} until {continued}'s final {metric}: {', '.join(until)}."] if until else []
+    return [*sentences, *([f"Seconds of all events of a run: {', '.join(seconds)}."] if seconds else [])]
 
 
 def _rounded(value: float, scale: float) -> str:

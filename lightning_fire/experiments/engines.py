@@ -304,10 +304,10 @@ def _failure(result: int | str | None, log: Path) -> str | None:
     """Reason of a failure, from the result of `perform` and the log; None if it has not failed."""
     if result is None or isinstance(result, str):
         return result
-    return last_words(log.read_text(errors="replace")) or f"exit code {result}"
+    return log_tail(log.read_text(errors="replace")) or f"exit code {result}"
 
 
-def last_words(log: str) -> str:
+def log_tail(log: str) -> str:
     """Return the last message of a program: from its last "error:" on, otherwise its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [number for number, line in enumerate(lines) if re.match(r"(\S+: )?error: ", line)]

@@ -22,7 +22,7 @@ def with_scratch(recipe: Recipe, methods: Sequence[str], alone: bool) -> tuple[R
         ValueError: If the recipe has starts of its own, or a method of that name.
     """
     if recipe.starts:
-        raise ValueError(f"{recipe.path} has `starts`: --from is not for it")
+        raise ValueError(f"{recipe.path} has `starts`: --from cannot be used with it")
     if SCRATCH in recipe.methods:
         raise ValueError(f"{recipe.path} has a method {SCRATCH}, which --from adds: rename it")
     both = () if alone else (VANILLA, SCRATCH)

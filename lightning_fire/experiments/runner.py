@@ -108,7 +108,7 @@ def execute(
                         shared = failure and run.start is not None and not run.branch
                         outcome[run] = f"{failure} {_WHOLE}" if shared else failure
                         del active[run]
-                if waiting and _hopeless(runs, [run for run in begun if run not in active], outcome):
+                if waiting and _all_fail_alike(runs, [run for run in begun if run not in active], outcome):
                     outcome |= dict.fromkeys(waiting, NOT_BEGUN)
                     waiting.clear()
                 now = {run: read_progress(run.folder) for run in begun}
@@ -129,7 +129,7 @@ def _unfinished(runs: Sequence[Run]) -> list[Run]:
     return [*(start for start in starts if not start.is_finished()), *todo]
 
 
-def _hopeless(runs: Sequence[Run], ended: Sequence[Run], outcome: Mapping[Run, str | None]) -> bool:
+def _all_fail_alike(runs: Sequence[Run], ended: Sequence[Run], outcome: Mapping[Run, str | None]) -> bool:
     """Return whether all runs of several methods have failed for one reason so far, and none has finished ever."""
     reasons, methods = {outcome[run] for run in ended}, {run.method for run in ended}
     alike = len(ended) >= _HOPELESS and len(methods) > 1 and len(reasons) == 1 and None not in reasons

@@ -177,7 +177,7 @@ def reference_of(name: str | None, methods: Sequence[str]) -> str:
     """Return the method that the others are compared with."""
     reference = name or (VANILLA if VANILLA in methods else methods[0])
     if reference not in methods:
-        raise ValueError(f"--reference {reference} is none of the methods: {' '.join(methods)}")
+        raise ValueError(f"--reference {reference} is not one of the methods: {' '.join(methods)}")
     return reference
 
 
@@ -203,7 +203,7 @@ def epochs_and_steps_of(checkpoint: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def at_work_in(folder: Path, alone: bool = True, until: float = 0.0) -> Iterator[None]:
+def lock_folder(folder: Path, alone: bool = True, until: float = 0.0) -> Iterator[None]:
     """Context manager: hold a lock on a folder, if the system has locks.
 
     The lock is exclusive if `alone`, otherwise shared. If the folder is locked until this time of `time.monotonic`, it

@@ -22,7 +22,7 @@ from lightning_fire.experiments.compare import (
     train_and_read,
     with_monitor,
 )
-from lightning_fire.experiments.runs import Run, at_work_in, merged, plan
+from lightning_fire.experiments.runs import Run, lock_folder, merged, plan
 from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe, as_yaml
 from lightning_fire.recipe.strict_yaml import read_yaml
@@ -82,7 +82,7 @@ def main(args: Sequence[str] | None = None) -> Setting:
         metric_of(example, options)  # raises an error before training
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
-    with at_work_in(output), closing(engine):
+    with lock_folder(output), closing(engine):
         sweep = Sweep(recipe, options, example, space, output, engine, seeds)
         sweep.study()
         return sweep.publish()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_fire._lightning import draw_seeds_of_loaders, random_states, set_random_states, undeclared
 from lightning_fire.contracts import HasChunkAt, chunk_of, num_chunks_of, offers
-from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS, START, Run, at_work_in
+from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS, START, Run, lock_folder
 from lightning_fire.recipe.continued_logs import first_new_step
 from lightning_fire.recipe.function import FunctionLog
 from lightning_fire.recipe.recipe import BEST, as_yaml
@@ -34,7 +34,7 @@ def perform(run: Run, fit: Callable[[Sequence[str]], int | str | None]) -> int |
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     marker, begun, last = (run.folder / name for name in (MARKER, "begun.json", "last.ckpt"))
-    with at_work_in(run.folder, until=math.inf):
+    with lock_folder(run.folder, until=math.inf):
         if run.is_finished():
             return None
         settings = run.settings()
@@ -43,7 +43,7 @@ def perform(run: Run, fit: Callable[[Sequence[str]], int | str | None]) -> int |
             settings["ckpt_path"] = str(last)
             settings["trainer"]["logger"][0]["dict_kwargs"] = {"purge_step": first_new_step(content)}
         else:
-            make_room(run.folder)
+            clear_run(run.folder)
             os.truncate(run.log, 0)
             if run.start is not None:
                 settings["ckpt_path"] = str(run.checkpoint)
@@ -66,7 +66,7 @@ def perform(run: Run, fit: Callable[[Sequence[str]], int | str | None]) -> int |
         return None
 
 
-def make_room(folder: Path) -> None:
+def clear_run(folder: Path) -> None:
     """Remove the files of an interrupted run, except its log and settings, which mark the folder as one of a run.
 
     The marker of a finished run is removed first, so that this can be interrupted and repeated.

@@ -59,7 +59,7 @@ class ReplayModule(pl.LightningModule):
         raise NotImplementedError
 
     def loss_on(self, batch: Any) -> Tensor:
-        """Return the loss over all minibatches of a `Round`, a scalar."""
+        """Return the loss over all minibatches of a `Rollout`, a scalar."""
         transitions = batch.transitions.each(lambda tensor: tensor.flatten(0, 1))
         return self.loss(transitions, self._generator(batch))
 
@@ -87,7 +87,7 @@ class ReplayModule(pl.LightningModule):
         self._timed = data.environment_steps if offers(data, HasEnvironmentSteps) else 0, time.perf_counter()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """Update on each minibatch of a `Round`."""
+        """Update on each minibatch of a `Rollout`."""
         generator, steps_before = self._generator(batch), self.global_step
         values: Mapping[str, Tensor] = {}
         for index in range(len(batch.transitions.rewards)):

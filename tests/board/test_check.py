@@ -12,23 +12,23 @@ SAME = [0.5 + seed / 100 for seed in range(10)]
 
 
 @pytest.fixture
-def holds(monkeypatch):
+def reproduce_row(monkeypatch):
     """Check a row whose training again gives `SAME`."""
 
-    def measured(suite, task, methods, *rest):
+    def evaluate(suite, task, methods, *rest):
         numbers = [SAME[seed] for seed in suite.seeds]
         return {method: row(method, task=[numbers] * 3).cells["task"] for method in methods}
 
-    monkeypatch.setattr(check, "measured", measured)
+    monkeypatch.setattr(check, "evaluate", evaluate)
     monkeypatch.setattr(check, "recipe_digest", lambda *of: "")  # as of the rows
-    return lambda of: check.holds(of, "", SUITE, list(of.cells), Path(), None)
+    return lambda of: check.reproduce_row(of, "", SUITE, list(of.cells), Path(), None)
 
 
 @pytest.mark.parametrize("method", ["vanilla", "full_reset", "fire"])
 @pytest.mark.parametrize("wrong", range(3))
-def test_all_three_numbers_of_a_cell_are_compared(holds, method, wrong):
-    assert holds(row(method, random_labels=[SAME] * 3))
-    assert not holds(row(method, random_labels=[[x + (i == wrong) for x in SAME] for i in range(3)]))
+def test_all_three_numbers_of_a_cell_are_compared(reproduce_row, method, wrong):
+    assert reproduce_row(row(method, random_labels=[SAME] * 3))
+    assert not reproduce_row(row(method, random_labels=[[x + (i == wrong) for x in SAME] for i in range(3)]))
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_runs_that_diverged_agree_however_they_did(before, after, distance):
     assert check._distance(before, after) == check._distance(after, before) == distance
 
 
-def test_a_method_that_the_task_does_not_take_and_a_cell_without_seeds_are_not_checked(holds, capsys):
+def test_a_method_that_the_task_does_not_take_and_a_cell_without_seeds_are_not_checked(reproduce_row, capsys):
     (name, task) = next((name, task) for name, task in SUITE.tasks.items() if task.left_out)
     method, reason = next(iter(task.left_out.items()))
-    assert not holds(row(method, **{name: [SAME] * 3}))
+    assert not reproduce_row(row(method, **{name: [SAME] * 3}))
     assert f"{name}: not checked: {reason}" in capsys.readouterr().out
-    assert not holds(row("fire", random_labels=[[]] * 3))
+    assert not reproduce_row(row("fire", random_labels=[[]] * 3))

@@ -10,7 +10,7 @@ import yaml
 from recipe_files import Unbuilt
 
 from lightning_fire.board import check, command
-from lightning_fire.board.measured import recipe_digest
+from lightning_fire.board.evaluate import recipe_digest
 from lightning_fire.board.row import Cell, Row, read_row, read_rows, write_row
 from lightning_fire.board.suite import FOLDER, SUITE, read_suite
 from lightning_fire.cli import main
@@ -187,7 +187,7 @@ def test_a_failure_shows_no_rows_of_earlier_runs(folder, capsys, monkeypatch):
     for method in ("fire", "halve"):
         write_row(Path(f"out/rows/{method}.json"), Row(method, {}, {"random_labels": cell}))
     for trained, shown in ({}, []), ({"fire": cell}, ["fire"]):
-        monkeypatch.setattr(command, "measured", lambda *rest, of=trained: of)
+        monkeypatch.setattr(command, "evaluate", lambda *rest, of=trained: of)
         with pytest.raises(SystemExit, match=r"halve on random_labels$"):
             board("fire", "mine.py:Halve")
         told = capsys.readouterr().out
@@ -271,12 +271,12 @@ def test_a_row_that_does_not_name_its_class_is_not_checked(folder, capsys, confi
 
 def test_a_row_of_another_suite_is_named_before_any_training(folder, capsys, monkeypatch):
     suite = read_suite(Path("suite/suite.yaml"))
-    monkeypatch.setattr(command, "measured", lambda suite, task, *rest: {"fire": cell})
+    monkeypatch.setattr(command, "evaluate", lambda suite, task, *rest: {"fire": cell})
     cell = Cell({0: 0.5}, {0: 0.5}, {0: 0.5}, {}, {}, [], 1.0, "")
     cell = replace(cell, recipe=recipe_digest(suite.tasks["random_labels"], suite.methods["fire"]))
     row = board("fire")["fire"]
     assert row.cells["random_labels"].suite == "suite/suite.yaml"
-    monkeypatch.setattr(check, "measured", lambda *rest: pytest.fail("trained"))
+    monkeypatch.setattr(check, "evaluate", lambda *rest: pytest.fail("trained"))
     for words, told in (
         ([], f"not that of {SUITE}: name --suite suite/suite.yaml"),
         (["--suite", "suite/suite.yaml"], "not that of suite/suite.yaml: it has changed"),

@@ -40,7 +40,7 @@ def test_minibatches_of_a_replay_buffer_are_pinned_for_a_gpu(device, monkeypatch
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
     drawn = [torch.zeros(6, 2), torch.zeros(6), torch.zeros(6), torch.zeros(6, 2), torch.zeros(6)]
     buffer = SimpleNamespace(sample=lambda *_: Transitions(*drawn))
-    rounds = object.__new__(rollouts.Rounds)
+    rounds = object.__new__(rollouts.Rollouts)
     rounds._data = SimpleNamespace(updates=2, batch_size=3, trained_by=trainer_on(device, lightning_module=None))
     rounds.collector = SimpleNamespace(buffer=buffer, environment_steps=7)
     made = rounds._batch(SimpleNamespace(integers=lambda _: 1), *torch.zeros(3, 0))

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from lightning_fire.data import ReplayDataModule
-from lightning_fire.experience import Round, Transitions
+from lightning_fire.experience import Rollout, Transitions
 from lightning_fire.modules import ReplayModule
 
 
@@ -84,12 +84,12 @@ def test_an_epoch_is_so_many_environment_steps(tmp_path, options, rounds, update
 
 def test_all_minibatches_move_to_another_device_at_once(monkeypatch):
     steps = Transitions(*(torch.arange(6.0).view(2, 3) + i for i in range(6)))
-    made = Round(steps, torch.tensor(1), torch.tensor(2), *torch.zeros(3, 0))
-    asked, move = [], Round.to
-    monkeypatch.setattr(Round, "to", lambda self, device: asked.append(device) or move(self, device))
+    made = Rollout(steps, torch.tensor(1), torch.tensor(2), *torch.zeros(3, 0))
+    asked, move = [], Rollout.to
+    monkeypatch.setattr(Rollout, "to", lambda self, device: asked.append(device) or move(self, device))
     moved = data().transfer_batch_to_device(made, torch.device("meta"), 0)
     assert asked == [torch.device("meta")]
-    assert type(moved) is Round and type(moved.transitions) is Transitions
+    assert type(moved) is Rollout and type(moved.transitions) is Transitions
     assert [tensor.device.type for tensor in tree_leaves(moved)] == ["meta"] * 6 + ["cpu"] * 5  # which the host reads
     here = move(made, "cpu")
     assert all(a is b for a, b in zip(tree_leaves(made), tree_leaves(here), strict=True))

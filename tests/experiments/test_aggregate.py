@@ -205,7 +205,7 @@ def test_digits_suit_what_is_shown(factor, shown, tmp_path, capsys):
         ),
         (["good", "others"], "no method is in all of the tasks"),
         (["good", "others", "--methods", "vanilla"], "others has no vanilla; it has dash"),
-        (["good", "--reference", "dash"], "--reference dash is none of the methods: vanilla fire"),
+        (["good", "--reference", "dash"], "--reference dash is not one of the methods: vanilla fire"),
     ],
 )
 def test_errors(words, message, tmp_path, monkeypatch, capsys):

@@ -231,7 +231,7 @@ def test_runs_arrive_in_weights_and_biases_and_in_mlflow(recipe, tmp_path, monke
         (["--seeds", "0"], "must be at least 1"),
         (["--labels", "dash=D"], "--labels takes METHOD=LABEL of a method among --methods, got dash"),
         (["--worth", "0"], "--worth must be a positive number, got 0.0"),
-        (["--reference", "dash"], "--reference dash is none of the methods: vanilla full_reset fire"),
+        (["--reference", "dash"], "--reference dash is not one of the methods: vanilla full_reset fire"),
         (["--set", "trainer.max_epochs"], "--set takes KEY=VALUE"),
         (["--set", "trainer.max_epochs=1", "trainer.max_epochs=2"], "--set gives trainer.max_epochs twice"),
         (["--set", "trainer={max_epochs: 1, max_epochs: 2}"], "the key max_epochs is given twice"),
@@ -687,8 +687,8 @@ def test_a_method_that_is_named_twice_runs_once(recipe, tmp_path):
 
 def test_the_reason_of_a_failure_begins_at_the_last_error():
     log = "Epoch 0\nlightning-fire: error: no\nusage: …\nerror: Parser key:\n  Option 'stepz' not accepted\n  Given 4\n"
-    assert engines.last_words(log) == "error: Parser key: Option 'stepz' not accepted Given 4"
-    assert engines.last_words("one\n\nRuntimeError: two\n") == "RuntimeError: two"
+    assert engines.log_tail(log) == "error: Parser key: Option 'stepz' not accepted Given 4"
+    assert engines.log_tail("one\n\nRuntimeError: two\n") == "RuntimeError: two"
 
 
 @pytest.mark.parametrize(

@@ -201,11 +201,13 @@ def test_optimizers_continue_with_their_state_except_of_changed_weights(old, cap
 def test_a_model_of_an_earlier_run_is_an_error(old):
     """Also in another call, or if it shares only a part with it; scratch would continue from what was trained."""
     kept, part = network(), network()[0]
-    with pytest.raises(ValueError, match=r"Sequential has parameters of a model of an earlier run.* make a new model"):
+    with pytest.raises(
+        ValueError, match=r"Sequential shares parameters with the model of an earlier run.* make a new model"
+    ):
         decide(lambda seed, start: start(kept) and 0.0, "old.pt", seeds=1)
-    with pytest.raises(ValueError, match="parameters of a model of an earlier run"):
+    with pytest.raises(ValueError, match="shares parameters with the model of an earlier run"):
         decide(lambda seed, start: start(kept) and 1.0, "old.pt", seeds=1)
-    with pytest.raises(ValueError, match="parameters of a model of an earlier run"):
+    with pytest.raises(ValueError, match="shares parameters with the model of an earlier run"):
         decide(lambda seed, start: start(nn.Sequential(part, nn.ReLU(), nn.Linear(6, 2))) and 0.0, "old.pt", seeds=1)
 
 

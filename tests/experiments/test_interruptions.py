@@ -13,7 +13,7 @@ from killed_processes import KILLED
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils._pytree import tree_flatten
 
-from lightning_fire.experiments.training import make_room
+from lightning_fire.experiments.training import clear_run
 
 SUPPORT = Path(__file__).parents[1] / "support"
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
@@ -133,9 +133,9 @@ def test_what_an_interrupted_run_left_is_removed_also_if_that_is_interrupted(tmp
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", stopped)
         with pytest.raises(KeyboardInterrupt):
-            make_room(folder)
+            clear_run(folder)
     assert (folder / "finished.json").exists() == (last == 0)  # it goes first
-    make_room(folder)
+    clear_run(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "run.yaml"]
 
 

@@ -237,7 +237,7 @@ def test_invalid_comparisons_raise_before_training(recipe, capsys):
         return str(error.value) + capsys.readouterr().err
 
     assert "--starts: no latest; there are best, early, late" in error_of("--starts", "latest")
-    assert "--no-shared-start is not for it" in error_of("--no-shared-start")
+    assert "--no-shared-start cannot be used with it" in error_of("--no-shared-start")
     assert "checkpoint after 3 epochs, but phase 1 has 2" in error_of("--set", "data.init_args.epochs=[2, 2]")
     assert "need data with two `phases` or more" in error_of("--set", "data.init_args.phases=[{a: 1}]")
     assert "must be a number for each phase, got [1]" in error_of("--set", "data.init_args.epochs=[1]")

@@ -19,7 +19,7 @@ from lightning_fire.board.row import Cell
 from lightning_fire.board.suite import Suite, Task
 from lightning_fire.experiments.compare import train_and_read, with_monitor
 from lightning_fire.experiments.engines import Engine
-from lightning_fire.experiments.runs import PROGRESS, SETTINGS, Run, at_work_in, merged, plan
+from lightning_fire.experiments.runs import PROGRESS, SETTINGS, Run, lock_folder, merged, plan
 from lightning_fire.experiments.sweep import Sweep, as_config
 from lightning_fire.recipe.recipe import VANILLA, Recipe
 
@@ -32,7 +32,7 @@ _POINTS = 40  # of a curve
 _PACKAGES = ("lightning-fire", "torch", "lightning", "numpy")
 
 
-def measured(
+def evaluate(
     suite: Suite, task: Task, methods: Sequence[str], output: Path, engine: Engine, until: float = math.inf
 ) -> dict[str, Cell]:
     """Tune methods on a task and train them with the reported seeds; return the cells of those that could be trained.
@@ -50,7 +50,7 @@ def measured(
     """
     folder, recipe = output / task.name, suite.recipe_of(task)
     tuned = dict[str, Tuned]()
-    with at_work_in(folder, until=until):
+    with lock_folder(folder, until=until):
         for method in methods:
             found = _tuned(suite, task, recipe, folder, engine, _options(suite, task, until, method))
             if found is None:

@@ -7,8 +7,8 @@ import time
 import pytest
 from board_rows import SUITE
 
-from lightning_fire.board import measured as module
-from lightning_fire.experiments.runs import at_work_in
+from lightning_fire.board import evaluate as module
+from lightning_fire.experiments.runs import lock_folder
 
 
 class Report:
@@ -29,9 +29,9 @@ def test_a_cell_is_read_before_another_command_may_train_its_runs_again(tmp_path
     monkeypatch.setattr(module, "train_and_read", lambda *rest: (Report(), []))
     monkeypatch.setattr(module, "_cell", cell)
     task = SUITE.tasks["random_labels"]
-    assert module.measured(SUITE, task, ["vanilla"], tmp_path, None) == {"vanilla": "cell"}
+    assert module.evaluate(SUITE, task, ["vanilla"], tmp_path, None) == {"vanilla": "cell"}
 
 
 def test_a_command_waits_for_another_one_no_longer_than_its_time_limit(tmp_path):
-    with at_work_in(tmp_path / "random_labels"), pytest.raises(SystemExit, match="another comparison is at work in"):
-        module.measured(SUITE, SUITE.tasks["random_labels"], ["vanilla"], tmp_path, None, time.monotonic() + 0.1)
+    with lock_folder(tmp_path / "random_labels"), pytest.raises(SystemExit, match="another comparison is at work in"):
+        module.evaluate(SUITE, SUITE.tasks["random_labels"], ["vanilla"], tmp_path, None, time.monotonic() + 0.1)
