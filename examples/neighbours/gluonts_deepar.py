@@ -24,7 +24,7 @@ quiet = {"max_epochs": 2, "accelerator": "cpu", "logger": False, "enable_progres
 estimator = DeepAREstimator("D", 4, hidden_size=8, num_batches_per_epoch=5, trainer_kwargs=quiet)
 predictor = estimator.train(until(month=1))
 
-fire = FIRECallback(AtNewData(skip_first=False), where=Weights(recurrent=True))
+fire = FIRECallback(AtNewData(skip_first=False), where=Weights(layers={"LSTM": "gates"}))
 estimator.trainer_kwargs = quiet | {"callbacks": [fire]}
 predictor = estimator.train_from(predictor, until(month=2))
 assert fire.num_events == 1

@@ -37,5 +37,5 @@ trainer.fit(model, until(month=1).to_dataloader(batch_size=16))
 trainer.save_checkpoint("forecaster.ckpt")
 
 model = TemporalFusionTransformer.load_from_checkpoint("forecaster.ckpt", weights_only=False)
-print(fire_(model, where=Weights(recurrent=True)))
+print(fire_(model, where=Weights(layers={"LSTM": "gates"})))
 pl.Trainer(max_epochs=2, **quiet).fit(model, until(month=2).to_dataloader(batch_size=16))

@@ -16,6 +16,7 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs" / "reference" / "callbacks.md"
@@ -91,9 +92,17 @@ def run_here(script: str) -> None:
 
     acted_on = model if isinstance(model, list) else [model]
     parameters = {parameter for each in acted_on for parameter in each.parameters()}
-    every = Weights(preset="cnn", recurrent=True)
-    of = sum(int(every.select(each).counted.split()[2]) for each in acted_on)
+    of = sum(int(Weights("cnn", layers=gates_in(each)).select(each).counted.split()[2]) for each in acted_on)
     print(f"\nROW {watch.events},{sum(parameter in parameters for parameter, _ in watch.matrices)} of {of}")
+
+
+def gates_in(model: Any) -> dict[Any, Any]:
+    """Return the argument `layers` of `Weights` that takes the gates of the recurrent layers in a model."""
+    from torch import nn
+
+    kinds = [nn.RNNBase, nn.RNNCellBase]
+    found = [kind for kind in kinds if any(isinstance(module, kind) for module in model.modules())]
+    return dict.fromkeys(found, "gates")
 
 
 def row_of(script: str) -> dict[str, str]:

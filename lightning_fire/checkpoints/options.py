@@ -10,7 +10,7 @@ from lightning_fire.checkpoints.stored import Checkpoint
 from lightning_fire.checkpoints.weights import select_weights
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.where import Selection, Weights, WeightView
-from lightning_fire.where.weights import PRESETS
+from lightning_fire.where.presets import PRESETS
 
 
 def shared_parser(command: str, description: str) -> argparse.ArgumentParser:

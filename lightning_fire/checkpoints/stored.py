@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lightning_fire.checkpoints.memory import MemoryRange, overlapping, range_of
 from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
-from lightning_fire.where.memory import MemoryRange, overlapping, range_of
 
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 COUNTING = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}

@@ -7,17 +7,17 @@ from dataclasses import replace
 import torch
 from torch.nn import Parameter
 
+from lightning_fire.checkpoints.candidate import LOW_RANK, Candidate
 from lightning_fire.checkpoints.embeddings import embeddings_by_shape, is_named_embedding, is_of_tokens
+from lightning_fire.checkpoints.fused import INTERLEAVED, NOT_FUSED, Parts, candidate_in, is_gated, parts_of, role_of
+from lightning_fire.checkpoints.low_rank import low_rank_factors, named_pairs
 from lightning_fire.checkpoints.model_config import ModelConfig
+from lightning_fire.checkpoints.selected import declared, preset_for, reasons_of, row_of, selected_weights
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
-from lightning_fire.where.candidate import LOW_RANK, Candidate
-from lightning_fire.where.fused import INTERLEAVED, NOT_FUSED, Parts, candidate_in, is_gated, parts_of, role_of
 from lightning_fire.where.layers import plain
-from lightning_fire.where.low_rank import low_rank_factors, named_pairs
 from lightning_fire.where.selection import ByName, about
 from lightning_fire.where.weight_view import Layout
-from lightning_fire.where.weights import row_of, selected_weights
 
 EMBEDDING = "embedding"
 _SINGLE_COLUMNS = "depthwise convolution, or one input channel: single columns"
@@ -73,10 +73,10 @@ def select_weights(
         else _candidate(stored, known.get(stored.name, ""), conv1d, layers, named, config)
         for stored in tensors
     ]
-    candidates = weights.declared(candidates)
+    candidates = declared(weights, candidates)
     layers_only = [candidate for candidate in candidates if candidate.reason != EMBEDDING]  # as those of a model
-    preset = weights.preset_for(layers_only, config.is_causal_language_model, in_order=False)
-    reasons = weights.reasons(candidates, preset)
+    preset = preset_for(weights, layers_only, config.is_causal_language_model)
+    reasons = reasons_of(weights, candidates, preset)
     rows = [row_of(candidate, stored.shape, reasons) for candidate, stored in zip(candidates, tensors, strict=True)]
     selection = selected_weights(reasons, rows, layers_only, preset)
     if not selection:

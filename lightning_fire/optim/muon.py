@@ -14,7 +14,7 @@ from lightning_fire.functional import muon_direction
 from lightning_fire.functional.checks import at_least, one_of
 from lightning_fire.functional.muon import MuonScale
 from lightning_fire.where import HiddenMatrices
-from lightning_fire.where.layers import candidates_of
+from lightning_fire.where.found import parameters_of
 
 
 def muon_groups(module: nn.Module, where: HiddenMatrices | None = None) -> list[dict[str, Any]]:
@@ -31,7 +31,7 @@ def muon_groups(module: nn.Module, where: HiddenMatrices | None = None) -> list[
         ValueError: If the module has no hidden matrices.
     """
     hidden = list((where or HiddenMatrices()).select(module).values())
-    views = [view for candidate in candidates_of(module) for view in candidate.views]
+    views = [view for found in parameters_of(module) for view in found.views]
     transposed = {id(view.parameter): view.groups for view in views if view.layout != "out_in"}
     hidden = [p for p in hidden if transposed.get(id(p), 1) == 1]  # a transposed kernel in groups is not one matrix
     taken = {id(parameter) for parameter in hidden}

@@ -1,8 +1,11 @@
 """Selection of hidden matrices, the weights that Muon steps."""
 
-from torch import nn
+from collections.abc import Collection
 
-from lightning_fire.where.layers import candidates_of, plain
+from torch import Tensor, nn
+
+from lightning_fire.where.found import parameters_of
+from lightning_fire.where.layers import plain
 from lightning_fire.where.parameters import selected_parameters
 from lightning_fire.where.selection import ByName, Selection
 from lightning_fire.where.trained import why_not_trained
@@ -39,8 +42,12 @@ class HiddenMatrices(ByName):
         2 parameters taken
     """
 
-    def select(self, module: nn.Module) -> Selection[nn.Parameter]:
+    def select(self, model: nn.Module, trained: Collection[Tensor] | None = None) -> Selection[nn.Parameter]:
         """Apply the selection to a model.
+
+        Args:
+            model: Any module.
+            trained: The parameters that optimizers step. Default: those with `requires_grad`.
 
         Returns:
             The weights by name, without `torch.compile`'s prefix. `print` shows a table of the whole model.
@@ -48,11 +55,11 @@ class HiddenMatrices(ByName):
         Raises:
             ValueError: If nothing is selected, a pattern matches no weight, or a lazy layer is not initialized yet.
         """
-        candidates = [c for c in candidates_of(module) if not c.whole.layout.startswith("stacked")]
-        layers = [c.views[0].parameter for c in candidates if not c.reason.startswith("recurrent")]
+        found = [each for each in parameters_of(model) if each.views and not each.whole.layout.startswith("stacked")]
+        layers = [each.parameter for each in found]
         weights = set(layers)
-        embeddings = {layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)}
-        named = {plain(name): parameter for name, parameter in module.named_parameters()}
+        embeddings = {layer.weight for layer in model.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)}
+        named = {plain(name): parameter for name, parameter in model.named_parameters()}
         first = next((p for p in named.values() if p in embeddings or p in weights), None)
         if layers and layers[0] not in set(named.values()):  # computed by a parametrization
             first = layers[0]
@@ -63,7 +70,7 @@ class HiddenMatrices(ByName):
                 reasons[name] = "embedding"
             elif parameter not in weights:
                 reasons[name] = "not the weight of a Linear, convolution or attention layer"
-            elif reason := why_not_trained(parameter):
+            elif reason := why_not_trained(parameter, trained):
                 reasons[name] = reason
             elif parameter is first or parameter is layers[-1]:
                 reasons[name] = "first layer" if parameter is first else "last layer"
@@ -72,7 +79,7 @@ class HiddenMatrices(ByName):
         selection = selected_parameters(named, reasons)
         if not selection:
             raise ValueError(
-                f"{self} selects no weight of {type(module).__name__}: of {len(layers)} Linear, convolution and"
+                f"{self} selects no weight of {type(model).__name__}: of {len(layers)} Linear, convolution and"
                 " attention weights, the first and the last are not hidden"
             )
         return selection

@@ -1,8 +1,8 @@
 """Selection of parameters of any shape, by name."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_fire.where.layers import plain
 from lightning_fire.where.selection import ByName, Row, Selection
@@ -27,8 +27,12 @@ class Parameters(ByName):
         ['0.weight', '1.weight']
     """
 
-    def select(self, module: nn.Module) -> Selection[nn.Parameter]:
+    def select(self, model: nn.Module, trained: Collection[Tensor] | None = None) -> Selection[nn.Parameter]:
         """Apply the selection to a model.
+
+        Args:
+            model: Any module.
+            trained: The parameters that optimizers step. Default: those with `requires_grad`.
 
         Returns:
             The parameters by name, without `torch.compile`'s prefix. `print` shows a table of the whole model.
@@ -36,13 +40,13 @@ class Parameters(ByName):
         Raises:
             ValueError: If nothing is selected, or a pattern matches no parameter.
         """
-        named = {plain(name): parameter for name, parameter in module.named_parameters()}
+        named = {plain(name): parameter for name, parameter in model.named_parameters()}
         self.check(list(named), "parameter")
-        reasons = {name: self.reason(name) or why_not_trained(parameter) for name, parameter in named.items()}
+        reasons = {name: self.reason(name) or why_not_trained(parameter, trained) for name, parameter in named.items()}
         selection = selected_parameters(named, reasons)
         if not selection:
             untrained = f", {len(selection.untrained)} {UNTRAINED}" if selection.untrained else ""
-            raise ValueError(f"{self} selects no parameter of {type(module).__name__}: it has {len(named)}{untrained}")
+            raise ValueError(f"{self} selects no parameter of {type(model).__name__}: it has {len(named)}{untrained}")
         return selection
 
 

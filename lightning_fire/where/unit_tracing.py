@@ -1,16 +1,17 @@
 """Tracing of the units of each layer through one forward pass, up to the weights of the next layers.
 
-A `TorchFunctionMode` sees every operation on real tensors, under any Python control flow. A tensor is tracked while one
-of its dimensions indexes the units of one layer; an operation not known to preserve this ends the tracking, with a
-reason. If a layer runs both with gradients and under `no_grad`, as in double Q-learning, only the former counts.
+A `TorchFunctionMode` sees every operation on real tensors, under any Python control flow. Each tracked tensor has
+labels, which tell for each entry the unit it belongs to; an operation that only moves values is applied to the labels.
+One not known to keep units separate ends the tracking, with a reason. If a layer runs both with gradients and under
+`no_grad`, as in double Q-learning, only the former counts.
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from inspect import signature
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,11 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from lightning_fire.where.layers import plain
 from lightning_fire.where.trained import why_not_trained
+from lightning_fire.where.unit_layer import Entries
+from lightning_fire.where.weight_layers import CONVOLUTIONS
 from lightning_fire.where.weight_view import WeightView
 
-Args = tuple[Any, ...]
-Named = dict[str, Any]
-
-_CONV = {F.conv1d, F.conv2d, F.conv3d}
+_LAYERS = {F.linear, F.conv1d, F.conv2d, F.conv3d}
 # Names of operations, without leading and trailing underscores: `relu_` and `__add__` are `relu` and `add`.
 _NONLINEAR = {
     "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus",
@@ -39,59 +39,83 @@ _WITH_NUMBERS = {
     "mul", "rmul", "imul", "div", "truediv", "itruediv", "true_divide", "add", "radd", "iadd", "sub", "isub",
 }  # fmt: skip
 _POOLING = {f"{kind}_pool{n}d": n for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)}
-_RESHAPING = {"view", "reshape", "flatten", "squeeze", "unsqueeze", "unflatten", "view_as", "reshape_as"}
 _REDUCING = {"mean", "sum", "amax", "amin"}
-_NORMS = {
-    "batch_norm": ("input", "running_mean", "running_var", "weight", "bias"),
-    "instance_norm": ("input", "running_mean", "running_var", "weight", "bias"),
-    "group_norm": ("input", "num_groups", "weight", "bias"),
-    "layer_norm": ("input", "normalized_shape", "weight", "bias"),
-}
+_RESHAPING = {"view", "reshape", "view_as", "reshape_as"}
+_MOVING = {"flatten", "squeeze", "unsqueeze", "unflatten", "permute", "transpose"}
+_NORMS = {F.batch_norm, F.instance_norm, F.group_norm, F.layer_norm}
 _NORM_STARTS = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
 
 
+class Observed(NamedTuple):
+    """A module whose first input holds the units in dimension `dim`, `block` adjacent entries each."""
+
+    module: nn.Module
+    dim: int
+    block: int
+    activated: bool
+
+
 @dataclass(eq=False)
-class Producer:
+class Traced:
     """A layer whose units are traced.
 
     Attributes:
-        entries: Its bias and tensors of normalization layers, with one entry per unit.
-        consumers: The next layers, with the number of inputs per unit.
-        observed: Where the activation can be watched: module, dimension, and number of entries per unit.
+        with_gradients: Whether these runs had gradients.
         reason: Why the units cannot be reset; empty if they can.
-        runs: Number of runs of the layer; `with_gradients`: whether these had gradients.
+        runs: Number of runs of the layer.
+        entries: Its bias and tensors of normalization layers, with one entry per unit.
+        readers: The next layers, with the number of inputs per unit.
+        seen: Modules that are given the units.
+        observed: One of them, by which the units can be watched.
     """
 
     name: str
     layer: nn.Module
     view: WeightView
-    entries: list[tuple[Tensor, float]] = field(default_factory=list)
-    consumers: list[tuple["Producer", int]] = field(default_factory=list)
-    observed: tuple[nn.Module, int, int] | None = None
+    with_gradients: bool
     reason: str = ""
     runs: int = 0
-    with_gradients: bool = True
+    entries: list[Entries] = field(default_factory=list)
+    readers: list[tuple["Traced", int]] = field(default_factory=list)
+    seen: list[Observed] = field(default_factory=list)
+    observed: Observed | None = None
 
     @property
     def bias(self) -> Parameter | None:
         """The bias of the layer, None without one."""
         return self.layer.bias if isinstance(self.layer.bias, Parameter) else None
 
+    def block(self, reason: str) -> None:
+        """Leave the layer out; the first reason counts."""
+        self.reason = self.reason or reason
+
 
 @dataclass(frozen=True)
 class Track:
-    """Units in a tensor: dimension `dim` indexes those of `producer`, `block` adjacent entries each."""
+    """The layer of the units in a tensor, and labels of its shape: unit u has label u + 1."""
 
-    producer: Producer
-    dim: int
-    block: int = 1
+    layer: Traced
+    labels: Tensor
     activated: bool = False
 
+    def place(self) -> tuple[int, int]:
+        """Return the dimension of the units and the number of adjacent entries of each; (-1, 0) if there is none."""
+        labels, size = self.labels, self.layer.view.shape[0]
+        for dim in range(labels.ndim):
+            block, rest = divmod(labels.shape[dim], size)
+            others = [other for other in range(labels.ndim) if other != dim]
+            if rest or not block or not labels.numel():
+                continue
+            low, high = (labels.amin(others), labels.amax(others)) if others else (labels, labels)
+            if torch.equal(low, high) and torch.equal(low, _labels(size).repeat_interleave(block)):
+                return dim, block
+        return -1, 0
 
-def trace(module: nn.Module, forward: Callable[[], Any]) -> list[Producer]:
-    """Trace a forward pass."""
-    tracer = _Tracer(module)
-    handles = [part.register_forward_pre_hook(tracer.enter_module) for part in module.modules()]
+
+def trace(model: nn.Module, forward: Callable[[], Any], trained: Collection[Tensor] | None = None) -> list[Traced]:
+    """Trace a forward pass; return the layers that ran, each with the module that observes it or a reason."""
+    tracer = _Tracer(model, trained)
+    handles = [part.register_forward_pre_hook(tracer.enter_module) for part in model.modules()]
     try:
         with _watching_functions(tracer), torch.compiler.set_stance("force_eager"), tracer:
             forward()
@@ -104,160 +128,161 @@ def trace(module: nn.Module, forward: Callable[[], Any]) -> list[Producer]:
 class _Tracer(TorchFunctionMode):
     """Sees each operation and keeps the `Track` of each tracked tensor."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, model: nn.Module, trained: Collection[Tensor] | None):
         super().__init__()
-        # Runs with and without gradients are separate: a layer that ran both ways has two producers.
-        self.producers: dict[tuple[Parameter, bool], Producer] = {}
-        self._shared = _shared_by_modules(module)
-        self._known = {
-            (producer.view.parameter, grad): producer for grad in (True, False) for producer in _layers_of(module, grad)
-        }
-        self._tracks: dict[int, Track] = {}
-        self._alive: list[Tensor] = []  # the id of a freed tensor is reused
-        self._calls: Counter[tuple[int, bool]] = Counter()  # by id: the hash of a metric changes with its state
-        self._sightings: dict[Producer, list[tuple[nn.Module, Track]]] = {}
-        self._norm_uses: Counter[tuple[int, bool]] = Counter()
+        self.trained = trained
+        # Runs with and without gradients are separate: a layer that runs both ways is traced twice.
+        self.layers: dict[tuple[int, bool], Traced] = {}
+        self.ran: list[Traced] = []
+        self.tracks: dict[int, tuple[Track, Tensor]] = {}  # with the tensor: the id of a freed one is reused
+        self.calls: Counter[tuple[int, bool]] = Counter()  # by id: the hash of a metric changes with its state
+        own = [p for part in model.modules() for _, p in part.named_parameters(recurse=False, remove_duplicate=False)]
+        self.shared = {each for each, number in Counter(map(id, own)).items() if number > 1}
+        for path, layer in model.named_modules():
+            weight, name = getattr(layer, "weight", None), plain(path)
+            if isinstance(layer, (nn.Linear, *CONVOLUTIONS)) and isinstance(weight, Parameter):
+                view = WeightView(f"{name}.weight", weight, getattr(layer, "groups", 1))
+                for grad in (True, False):
+                    traced = Traced(name, layer, view, grad, why_not_trained(weight, trained))
+                    if traced.bias is not None:
+                        traced.entries.append(Entries(traced.bias, 0.0))
+                        why = why_not_trained(traced.bias, trained)
+                        traced.block(f"its bias is {why}" if why else "")
+                    self.layers[id(weight), grad] = traced
 
-    def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Named | None = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        self._record(func, args, kwargs, result)
+        if func in _LAYERS:
+            self._record_layer(func, dict(zip(("input", "weight"), args, strict=False)) | kwargs, result)
+        else:
+            self._record(func, args, kwargs, result)
         return result
 
-    def enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """Record which activations a module receives."""
-        self._calls[id(module), torch.is_grad_enabled()] += 1
-        if args and (track := self._track(args[0])) is not None:
-            self._sightings.setdefault(track.producer, []).append((module, track))
-
-    def finish(self) -> list[Producer]:
-        """Return the layers, each with the module that observes it or the reason why its units cannot be reset."""
-        for producer in self.producers.values():
-            grad = producer.with_gradients
-            seen = [item for item in self._sightings.get(producer, []) if self._calls[id(item[0]), grad] == 1]
-            seen = [item for item in seen if item[1].activated] or seen[-1:]
-            if seen:
-                observed, track = seen[0]
-                producer.observed = (observed, track.dim, track.block)
-            if producer.runs > 1:
-                producer.reason = f"runs {producer.runs} times in one forward pass"
-            shared = [consumer.name for consumer, _ in producer.consumers if consumer.runs > 1]
-            if shared and not producer.reason:
-                producer.reason = f"goes into {shared[0]}, which runs more than once"
-            # a layer that takes the units in both with and without gradients counts once, as with gradients
-            by_weight = {consumer.view.parameter: (consumer, block) for consumer, block in producer.consumers}
-            by_weight |= {c.view.parameter: (c, block) for c, block in producer.consumers if c.with_gradients}
-            producer.consumers = list(by_weight.values())
-            if any(self._norm_uses[id(tensor), grad] > 1 for tensor, _ in producer.entries) and not producer.reason:
-                producer.reason = "its normalization layer runs more than once"
-            if not producer.consumers and not producer.reason:
-                producer.reason = "an output"
-            if not producer.reason and producer.observed is None:
-                producer.reason = "no module is given its activation"
-        found = self.producers
-        return [producer for (weight, grad), producer in found.items() if grad or (weight, True) not in found]
-
-    def _track(self, thing: Any) -> Track | None:
-        return self._tracks.get(id(thing)) if isinstance(thing, Tensor) else None
-
-    def _follow(self, tensor: Any, track: Track) -> None:
-        self._tracks[id(tensor)] = track
-        self._alive.append(tensor)
-
-    def lose_all(self, things: Any, name: str) -> None:
-        """End the tracking of tensors that went into an unknown operation."""
-        for thing in _leaves(things):
-            if (track := self._track(thing)) is not None:
-                self._block(track, f"goes into {name}")
-
-    def _record(self, func: Any, args: Args, kwargs: Named, result: Any) -> None:
-        if func is F.linear or func in _CONV:
-            self._record_layer(func, args, kwargs, result)
-            return
+    def _record(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         name = func.__name__.strip("_")
-        if name in _NORMS:
-            for tensor in (dict(zip(_NORMS[name], args, strict=False)) | kwargs).values():
-                self._norm_uses[id(tensor), torch.is_grad_enabled()] += 1
-        tracked = [thing for thing in _leaves((args, kwargs)) if self._track(thing) is not None]
-        results = [thing for thing in _leaves(result) if isinstance(thing, Tensor)]
-        if not tracked or (not results and name != "setitem"):
+        if func in _NORMS:
+            for tensor in signature(func).bind(*args, **kwargs).arguments.values():
+                self.calls[id(tensor), torch.is_grad_enabled()] += 1
+        tracked = [thing for thing in _leaves([args, kwargs]) if id(thing) in self.tracks]
+        after = next((thing for thing in _leaves(result) if isinstance(thing, Tensor)), None)
+        if not tracked or (after is None and name != "setitem"):
             return  # shapes, devices, numbers
         moved = None
-        if results and len(tracked) == 1 and tracked[0] is args[0]:
-            moved = self._moved(name, self._tracks[id(args[0])], args[0], results[0], args, kwargs)
+        if after is not None and len(tracked) == 1 and args and tracked[0] is args[0]:
+            moved = self._moved(func, name, self.tracks[id(args[0])][0], args, kwargs, after)
         if moved is None:
-            full = resolve_name(func) or name
-            self.lose_all(tracked, full.removeprefix("torch."))
-            for thing in results:  # changed in place: its track is no longer valid
-                self._tracks.pop(id(thing), None)
-        else:
-            self._follow(results[0], moved)
+            self.lose_all(tracked, (resolve_name(func) or name).removeprefix("torch."))
+            self.tracks.pop(id(after), None)  # changed in place: its track is no longer valid
+        elif after is not None:
+            self.tracks[id(after)] = moved, after
 
-    def _record_layer(self, func: Any, args: Args, kwargs: Named, result: Tensor) -> None:
-        named = dict(zip(("input", "weight"), args, strict=False)) | kwargs
-        source, weight = named["input"], named["weight"]
-        key = weight, torch.is_grad_enabled()
-        producer = self._known.get(key) if isinstance(weight, Parameter) else None
-        track = self._track(source)
-        if producer is None:
+    def _record_layer(self, func: Any, named: dict[str, Any], result: Tensor) -> None:
+        weight, (track, _) = named["weight"], self.tracks.get(id(named["input"]), (None, None))
+        traced = self.layers.get((id(weight), torch.is_grad_enabled()))
+        if traced is None:
             if track is not None:
-                self._block(track, "goes into a weight that is not a parameter of a layer")
+                track.layer.block("goes into a weight that is not a parameter of a layer")
             return
         dim = result.ndim - 1 if func is F.linear else result.ndim + 1 - weight.ndim
-        producer.runs += 1
-        if id(weight) in self._shared:
-            producer.reason = "its weight is shared with another module"
-        self.producers.setdefault(key, producer)
-        self._follow(result, Track(producer, dim))
-        if producer.view.groups > 1:
-            producer.reason = "a grouped convolution"
+        traced.runs += 1
+        if traced.runs == 1:
+            self.ran.append(traced)
+        shape = [1] * result.ndim
+        shape[dim] = -1
+        labels = _labels(traced.view.shape[0]).view(shape).expand(result.shape)
+        self.tracks[id(result)] = Track(traced, labels), result
+        kind = "a grouped convolution" if traced.view.groups > 1 else ""
+        shared = "weight is shared with another module" if id(weight) in self.shared else ""
+        traced.block(kind or (shared and f"its {shared}"))
         if track is not None:
-            if track.dim != dim or (func in _CONV and track.block != 1):
-                self._block(track, f"goes into {producer.name} along another dimension")
-            elif producer.view.groups > 1:
-                self._block(track, f"goes into {producer.name}, a grouped convolution")
-            elif reason := why_not_trained(weight):
-                self._block(track, f"goes into {producer.name}, which is {reason}")
-            elif id(weight) in self._shared:
-                self._block(track, f"goes into {producer.name}, whose weight is shared with another module")
-            else:
-                track.producer.consumers.append((producer, track.block))
+            at, block = track.place()
+            along = at == dim and (func is F.linear or block == 1)
+            why = kind or why_not_trained(weight, self.trained)
+            why = f", {'' if kind else 'which is '}{why}" if why else shared and f", whose {shared}"
+            why = why if along else " along another dimension"
+            track.layer.block(f"goes into {traced.name}{why}" if why else "")
+            track.layer.readers.append((traced, block))
 
-    def _moved(self, name: str, track: Track, before: Tensor, after: Tensor, args: Args, kwargs: Named) -> Track | None:
+    def _moved(self, func: Any, name: str, track: Track, args: Any, named: Any, after: Tensor) -> Track | None:
         """Return the track of the output of an operation; None if it is not known to keep units separate."""
+        before, labels = track.labels, track.labels.detach()  # an operation in place changes the shape of the latter
         if name in _NONLINEAR or name in _SAME_PLACE:
             kept = after.shape == before.shape
             return replace(track, activated=track.activated or name in _NONLINEAR) if kept else None
         if name in _WITH_NUMBERS:
-            numbers = not any(isinstance(thing, Tensor) for thing in _leaves((args[1:], kwargs)))
+            numbers = not any(isinstance(thing, Tensor) for thing in _leaves([args[1:], named]))
             return track if numbers else None
+        if func in _NORMS:
+            return track if self._record_norm(func, track, signature(func).bind(*args, **named).arguments) else None
         if name in _POOLING:
-            return track if track.dim == before.ndim - 1 - _POOLING[name] else None
-        if name in _RESHAPING:
-            return _reshaped(track, before.shape, after.shape)
-        if name in _REDUCING:
-            return _reduced(track, before, after, args, kwargs)
-        if name in ("permute", "transpose"):
-            return _permuted(track, name, before, args, kwargs)
-        if name in _NORMS:
-            return track if self._record_norm(name, track, before, args, kwargs) else None
-        return None
+            if track.place()[0] != before.ndim - 1 - _POOLING[name]:
+                return None
+            corner: tuple[Any, ...] = (..., *[slice(1)] * _POOLING[name])
+            labels = before[corner].expand(after.shape)
+        elif name in _REDUCING:
+            dims = named.get("dim", args[1] if len(args) > 1 else None)
+            if dims is None:
+                return None
+            keep = after.ndim == before.ndim
+            labels, lowest = before.amax(dims, keep), before.amin(dims, keep)
+            if not torch.equal(labels, lowest):
+                return None
+        elif name in _RESHAPING:
+            labels = before.reshape(after.shape)
+        elif name in _MOVING:
+            labels = func(labels, *args[1:], **named)
+        else:
+            return None
+        moved = replace(track, labels=labels)
+        return moved if labels.shape == after.shape and moved.place() != (-1, 0) else None
 
-    def _block(self, track: Track, reason: str) -> None:
-        track.producer.reason = track.producer.reason or reason
-
-    def _record_norm(self, name: str, track: Track, before: Tensor, args: Args, kwargs: Named) -> bool:
+    def _record_norm(self, func: Any, track: Track, named: Any) -> bool:
         """Record the entries of a normalization layer that belong to units; return whether each unit has one."""
-        named = dict(zip(_NORMS[name], args, strict=False)) | kwargs
-        dim = before.ndim - 1 if name == "layer_norm" else 1
-        if track.dim != dim or track.block != 1 or len(named.get("normalized_shape", (1,))) != 1:
+        dim = track.labels.ndim - 1 if func is F.layer_norm else 1
+        if track.place() != (dim, 1) or len(named.get("normalized_shape", (1,))) != 1:
             return False
-        found = [(named[key], start) for key, start in _NORM_STARTS.items() if isinstance(named.get(key), Tensor)]
-        reasons = [why_not_trained(tensor) for tensor, _ in found if isinstance(tensor, Parameter)]
-        if any(reasons):
-            self._block(track, f"its normalization layer is {next(filter(None, reasons))}")
-        track.producer.entries.extend(found)
+        for key, start in _NORM_STARTS.items():
+            if isinstance(tensor := named.get(key), Tensor):
+                track.layer.entries.append(Entries(tensor, start))
+                why = why_not_trained(tensor, self.trained) if isinstance(tensor, Parameter) else ""
+                track.layer.block(f"its normalization layer is {why}" if why else "")
         return True
+
+    def lose_all(self, things: Any, name: str) -> None:
+        """End the tracking of tensors that went into an unknown operation."""
+        for thing in _leaves(things):
+            if id(thing) in self.tracks:
+                self.tracks[id(thing)][0].layer.block(f"goes into {name}")
+
+    def enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Record which activations a module receives."""
+        self.calls[id(module), torch.is_grad_enabled()] += 1
+        if args and id(args[0]) in self.tracks:
+            track = self.tracks[id(args[0])][0]
+            track.layer.seen.append(Observed(module, *track.place(), track.activated))
+
+    def finish(self) -> list[Traced]:
+        """Return the layers that ran, each with the module that observes it or the reason why it is left out."""
+        with_gradients = {layer.name for layer in self.ran if layer.with_gradients}
+        layers = [layer for layer in self.ran if layer.with_gradients or layer.name not in with_gradients]
+        for layer in layers:
+            grad = layer.with_gradients
+            seen = [each for each in layer.seen if self.calls[id(each.module), grad] == 1]
+            seen = [each for each in seen if each.activated] or seen[-1:]
+            layer.observed = seen[0] if seen else None
+            layer.reason = layer.reason if layer.runs == 1 else f"runs {layer.runs} times in one forward pass"
+            again = next((reader.name for reader, _ in layer.readers if reader.runs > 1), "")
+            layer.block(f"goes into {again}, which runs more than once" if again else "")
+            # a layer that takes the units in both with and without gradients counts once, as with gradients
+            by_name = {reader.name: (reader, block) for reader, block in layer.readers}
+            by_name |= {reader.name: (reader, block) for reader, block in layer.readers if reader.with_gradients}
+            layer.readers = list(by_name.values())
+            norm_again = any(self.calls[id(entries.tensor), grad] > 1 for entries in layer.entries)
+            layer.block("its normalization layer runs more than once" if norm_again else "")
+            layer.block("" if layer.readers else "an output")
+            layer.block("" if seen else "no module is given its activation")
+        return layers
 
 
 @contextmanager
@@ -266,7 +291,7 @@ def _watching_functions(tracer: _Tracer) -> Iterator[None]:
     original = vars(torch.autograd.Function)["apply"]
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        tracer.lose_all((args, kwargs), cls.__name__)
+        tracer.lose_all([args, kwargs], cls.__name__)
         return original.__get__(None, cls)(*args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)
@@ -276,60 +301,8 @@ def _watching_functions(tracer: _Tracer) -> Iterator[None]:
         torch.autograd.Function.apply = original
 
 
-def _layers_of(module: nn.Module, with_gradients: bool) -> Iterator[Producer]:
-    for name, layer in module.named_modules():
-        weight = getattr(layer, "weight", None)
-        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Parameter):
-            name = plain(name)
-            view = WeightView(f"{name}.weight", weight, getattr(layer, "groups", 1))
-            producer = Producer(name, layer, view, reason=why_not_trained(weight), with_gradients=with_gradients)
-            if producer.bias is not None and not producer.reason and (reason := why_not_trained(producer.bias)):
-                producer.reason = f"its bias is {reason}"
-            producer.entries = [] if producer.bias is None else [(producer.bias, 0.0)]
-            yield producer
-
-
-def _shared_by_modules(module: nn.Module) -> set[int]:
-    """Return the ids of parameters shared by several modules, such as an embedding and a tied layer."""
-    owned = Counter(
-        id(parameter)
-        for part in module.modules()
-        for _, parameter in part.named_parameters(recurse=False, remove_duplicate=False)
-    )
-    return {key for key, number in owned.items() if number > 1}
-
-
-def _reshaped(track: Track, before: torch.Size, after: torch.Size) -> Track | None:
-    """Find the dimension that indexes units after a reshape, possibly merged with the dimensions after it."""
-    left, right = math.prod(before[: track.dim]), math.prod(before[track.dim + 1 :])
-    for dim in range(len(after)):
-        behind = math.prod(after[dim + 1 :])
-        if math.prod(after[:dim]) == left and behind and right % behind == 0:
-            merged = right // behind
-            if after[dim] == before[track.dim] * merged:
-                return replace(track, dim=dim, block=track.block * merged)
-    return None
-
-
-def _reduced(track: Track, before: Tensor, after: Tensor, args: Args, kwargs: Named) -> Track | None:
-    dims = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    if dims is None:
-        return None
-    dims = {dim % before.ndim for dim in ([dims] if isinstance(dims, int) else dims)}
-    if track.dim in dims:
-        return None
-    gone = sum(dim < track.dim for dim in dims) if after.ndim < before.ndim else 0
-    return replace(track, dim=track.dim - gone)
-
-
-def _permuted(track: Track, name: str, before: Tensor, args: Args, kwargs: Named) -> Track | None:
-    given = [*args[1:], *kwargs.values()]
-    order = list(given[0]) if given and not isinstance(given[0], int) else given
-    order = [dim % before.ndim for dim in order]
-    if name == "transpose":
-        swapped = {order[0]: order[1], order[1]: order[0]}
-        return replace(track, dim=swapped.get(track.dim, track.dim))
-    return replace(track, dim=order.index(track.dim))
+def _labels(size: int) -> Tensor:
+    return torch.arange(1, size + 1, dtype=torch.float32, device="cpu")
 
 
 def _leaves(thing: Any) -> Iterator[Any]:

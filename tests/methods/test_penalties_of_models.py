@@ -149,7 +149,7 @@ def test_spectral_regularization_is_on_the_trained_biases_of_its_weights():
     )
     net["frozen_bias"].bias.requires_grad_(False)
     net["frozen_weight"].weight.requires_grad_(False)
-    where = Weights(preset="cnn", vectors=True, recurrent=True)
+    where = Weights(preset="cnn", vectors=True, layers={nn.GRU: "gates"})
     found = SpectralRegularization(strength=1.0, where=where).attach(net).parameters
     expected = {"plain.weight", "plain.bias", "frozen_bias.weight", "scaled.weight", "scaled.bias", "none.weight"}
     attention = {f"attention.{name}" for name in ("in_proj_weight", "in_proj_bias", "bias_k", "bias_v")}

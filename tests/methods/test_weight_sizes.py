@@ -62,7 +62,7 @@ def test_clipped_weights_are_those_of_a_loop_over_entries(bound):
     assert clipped > 20
 
 
-EVERY = Weights(preset="cnn", vectors=True, recurrent=True)
+LAYERS = {nn.LSTM: "gates", nn.GRU: "gates", nn.GRUCell: "gates", "^W$": "out_in"}
 IN_PROJECTIONS = {"in_proj_weight": 6, "in_proj_bias": 6, "bias_k": 6, "bias_v": 6}
 OUT_PROJECTION = {"out_proj.weight": 6, "out_proj.bias": 6}
 RECURRENT = {
@@ -105,7 +105,8 @@ def test_the_biases_of_every_kind_of_layer_are_clipped_as_their_weights(name):
         p.data = torch.randn(p.shape, generator=generator)
     before = state_of(model)
     assert fan_ins.keys() == before.keys()
-    WeightClipping(0.5, EVERY).attach(model).after_step()
+    layers = {key: layout for key, layout in LAYERS.items() if key in (type(model), "^W$" if "W" in before else "")}
+    WeightClipping(0.5, Weights(preset="cnn", vectors=True, layers=layers)).attach(model).after_step()
     for key, value in model.state_dict().items():
         numbers = fan_ins[key] if isinstance(fan_ins[key], list) else [fan_ins[key]] * value.numel()
         pairs = zip(before[key].flatten().tolist(), numbers, strict=True)
@@ -209,7 +210,8 @@ def test_outputs_are_multiplied_by_one_factor(name):
     for layer in model.modules():
         if isinstance(layer, NORMS):
             layer.eps = 1e-14
-    rescaling = SoftWeightRescaling(0.3).attach(model)
+    own = Weights(preset="cnn", vectors=True, layers={Product: "out_in"}) if "own" in name else None
+    rescaling = SoftWeightRescaling(0.3, where=own).attach(model)
     before = grown(model)(X.double())
     rescaling.after_step()
     ratios = model(X.double()) / before

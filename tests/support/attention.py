@@ -1,8 +1,20 @@
 """Check that the parts called query, key and value are that."""
 
 import torch
+from torch import nn
 
 from lightning_fire.where import Weights
+
+
+def known(module: nn.Module) -> nn.Module:
+    """Make a module one of a library whose orders of rows are known."""
+
+    def forward(self, *inputs):
+        raise NotImplementedError
+
+    forward.__module__ = "timm.layers.attention"
+    module.__class__ = type(type(module).__name__, (type(module),), {"forward": forward})
+    return module
 
 
 def output(model, *inputs, **named):

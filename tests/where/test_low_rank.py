@@ -5,59 +5,6 @@ import torch
 from torch import nn
 
 from lightning_fire import Weights, fire_
-from lightning_fire.where.low_rank import low_rank_factors
-
-BASE, A, B = (64, 64), (4, 64), (64, 4)
-DIMENET = {"lin": BASE, "lin_kj": BASE, "lin_ji": BASE, "lin_down": (32, 64), "lin_up": (64, 32)}
-
-
-@pytest.mark.parametrize(
-    "factors",
-    [
-        {"q.lora_A.default.weight": A, "q.lora_B.default.weight": B},  # PEFT
-        {"q.lora_a.weight": A, "q.lora_b.weight": B},  # torchtune
-        {"lora_unet_q.lora_down.weight": A, "lora_unet_q.lora_up.weight": B},  # kohya
-        {"attn.processor.to_q_lora.down.weight": A, "attn.processor.to_q_lora.up.weight": B},  # diffusers
-        {"q.lora_A": A, "q.lora_B": B},  # litgpt, loralib
-        {"q.hada_w1_a": A, "q.hada_w1_b": B},  # LoHa
-        {"q.weight": BASE, "q.A.weight": A, "q.B.weight": B},
-        {"q.base.weight": BASE, "q.down.weight": A, "q.up.weight": B},
-        {"q.weight": BASE, "k.weight": BASE, "kv.weight": BASE, "q_a.weight": A, "q_b.weight": B},
-        {"q.base.weight": BASE, "q.adapter_a.weight": A, "q.adapter_b.weight": B},
-        {"q.A.weight": A, "q.B.weight": B},  # in a file of its own
-        {"conv.weight": (64, 64, 3, 3), "conv.A.weight": (4, 64, 3, 3), "conv.B.weight": (64, 4, 1, 1)},
-    ],
-)
-def test_factors_are_found_by_name_or_structure(factors):
-    expected = {name for name, shape in factors.items() if shape[:2] in (A, B)}
-    assert low_rank_factors({**factors, "head.weight": (10, 64)}) == expected
-
-
-@pytest.mark.parametrize(
-    "layers",
-    [
-        {"mlp.up_proj.weight": (256, 64), "mlp.down_proj.weight": (64, 256), "mlp.gate_proj.weight": (256, 64)},
-        {"se.down.weight": A, "se.up.weight": B},  # squeeze and excitation
-        {"net.fc1.weight": BASE, "net.fc2.weight": A, "net.fc3.weight": B},  # an autoencoder
-        {"attn.q_a_proj.weight": A, "attn.q_b_proj.weight": B, "attn.o_proj.weight": BASE},  # DeepSeek
-        {"x.base.weight": BASE, "x.a.weight": (48, 64), "x.b.weight": (64, 48)},  # not low
-        {"pair.A.weight": (4, 64), "pair.B.weight": (64, 8)},
-        {"explora.weight": A, "color.weight": B},
-        {f"block.{name}.weight": shape for name, shape in DIMENET.items()},
-        {"mix.weight": BASE, "down.weight": A, "down.bias": (4,), "up.weight": B},  # a bottleneck
-    ],
-)
-def test_other_narrow_layers_are_none(layers):
-    assert low_rank_factors(layers) == set()
-
-
-def test_any_names_beside_a_frozen_weight():
-    layers = {"base.weight": BASE, "reduce.weight": A, "expand.weight": B, "other.weight": (8, 64)}
-    assert low_rank_factors(layers, {"base.weight"}) == {"reduce.weight", "expand.weight"}
-    assert low_rank_factors(layers) == set()
-    own = {"0.weight": BASE, "0.lin_in": A, "0.lin_out": B, "1.lin_in": A, "1.lin_out": B}
-    assert low_rank_factors(own, {"0.weight"}) == {"0.lin_in", "0.lin_out"}
-    assert low_rank_factors(own) == set()
 
 
 class Adapted(nn.Module):
@@ -82,18 +29,21 @@ class AdaptedWeight(nn.Module):
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(64, 64) / 8, requires_grad=False)
-        self.lin_in, self.lin_out = nn.Parameter(torch.randn(64, 4) / 8), nn.Parameter(torch.randn(4, 64) / 1000)
+        self.proj_in, self.proj_out = nn.Parameter(torch.randn(64, 4) / 8), nn.Parameter(torch.randn(4, 64) / 1000)
 
     def forward(self, x):
-        return nn.functional.linear(x, self.weight) + x @ self.lin_in @ self.lin_out
+        return nn.functional.linear(x, self.weight) + x @ self.proj_in @ self.proj_out
 
 
 def test_fire_leaves_the_correction_of_a_bare_weight_as_it_is():
     model = nn.Sequential(AdaptedWeight(), nn.ReLU(), nn.Linear(64, 8))
-    before = model[0].lin_in @ model[0].lin_out
-    assert Weights().select(model).names == ["2.weight"]
-    fire_(model)
-    assert torch.equal(model[0].lin_in @ model[0].lin_out, before)
+    before = model[0].proj_in @ model[0].proj_out
+    selection = Weights(layers={AdaptedWeight: "in_out"}).select(model)
+    assert selection.names == ["2.weight"]
+    assert sum(row.reason == "low-rank factor of an adapter" for row in selection.rows) == 2
+    with pytest.warns(UserWarning, match="proj_in"):
+        fire_(model)
+    assert torch.equal(model[0].proj_in @ model[0].proj_out, before)
 
 
 @pytest.mark.parametrize("names", [("lora_down", "lora_up"), ("A", "B"), ("narrow", "wide")])
@@ -116,10 +66,43 @@ def test_a_base_that_no_optimizer_trains_is_as_good_as_frozen():
     assert torch.equal(model[0].correction(), before)
 
 
-def test_a_projection_with_an_adapter_keeps_its_parts():
+def test_a_projection_with_an_adapter_inside_is_left_out_unless_its_split_is_given():
     """litgpt's LoRA: the fused layer is inside a wrapper that holds the factors."""
     attention = nn.Module()
     attention.qkv = nn.Module()
     attention.qkv.linear = nn.Linear(64, 192)
     attention.qkv.lora_A, attention.qkv.lora_B = nn.Linear(64, 4), nn.Linear(4, 192)
-    assert [view.name for view in Weights("cnn").select(attention)] == [f"qkv.linear.weight[{x}]" for x in "qkv"]
+    split = {"qkv.linear": {"q": 64, "k": 64, "v": 64}}
+    assert Weights("cnn", split=split).select(attention).names == [f"qkv.linear.weight[{x}]" for x in "qkv"]
+    with pytest.raises(ValueError, match="fused, rows in an order that is not known"):
+        Weights("cnn").select(attention)
+
+
+def test_neighbours_that_are_no_factors_are_taken():
+    """A frozen encoder before an autoencoder in a Sequential, and a wide pair."""
+    frozen = nn.Linear(64, 64).requires_grad_(False)
+    assert len(Weights().select(nn.Sequential(frozen, nn.Linear(64, 4), nn.Linear(4, 64)))) == 2
+    wide = nn.ModuleDict({"base": frozen, "up": nn.Linear(64, 48), "down": nn.Linear(48, 64)})
+    assert len(Weights().select(wide)) == 2
+
+
+def test_what_a_layer_of_peft_holds_is_left_out():
+    peft = pytest.importorskip("peft")
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["0"], modules_to_save=["2"]))
+    for parameter in adapted.parameters():
+        parameter.requires_grad_(True)
+    taken = Weights("cnn", include=["^(?!.*original_module)"]).select(adapted).names
+    assert [name.removeprefix("base_model.model.") for name in taken] == [
+        "0.base_layer.weight",
+        "2.modules_to_save.default.weight",
+    ]
+
+    class BaseTunerLayer(nn.Module):
+        """As GraLoRA's and others': factors of any names."""
+
+        def __init__(self):
+            super().__init__()
+            self.base_layer, self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(4, 8)
+
+    assert Weights("cnn").select(nn.ModuleDict({"a": BaseTunerLayer()})).names == ["a.base_layer.weight"]

@@ -6,7 +6,7 @@ from jsonargparse import ArgumentParser
 from torch import nn
 
 from lightning_fire import Weights, fire_
-from lightning_fire.where import weight_layers
+from lightning_fire.where.projections import unknown_rows
 
 
 def names(selection):
@@ -129,66 +129,33 @@ class Layer(nn.Module):
         self.weight = nn.Parameter(torch.randn(shape))
 
 
-@pytest.mark.parametrize(
-    "names_of_sizes",
-    [("in_features", "out_features"), ("in_channels", "out_channels"), ("input_size", "output_size")],
-)
-def test_a_linear_layer_of_another_library_is_taken_as_it_is_stored(names_of_sizes):
-    inputs, outputs = names_of_sizes
-    sizes = {inputs: 4, outputs: 6}
-    selection = Weights().select(block(a=Layer((6, 4), **sizes), b=Layer((4, 6), **sizes)))
-    assert [(view.name, view.shape, view.layout) for view in selection] == [
-        ("a.weight", (6, 4), "out_in"),
-        ("b.weight", (6, 4), "in_out"),
-    ]
-    assert weight_layers(block(a=Layer((6, 4), **sizes))) == []
-
-
 def test_what_is_passed_over_is_said():
-    experts = block(experts=block(), gate=nn.Linear(8, 4), shared=nn.Linear(8, 8))
+    experts = block(experts=block(), shared=nn.Linear(8, 8))
     experts.experts.gate_up_proj = nn.Parameter(torch.randn(4, 16, 8))
     module = block(
         cell=nn.GRU(4, 8),
         unknown=Layer((6, 4)),
-        sharded=Layer((3, 4), in_features=4, out_features=6),
-        scaled=Layer((6, 4), in_features=4, out_features=6, weight_gain=0.5),
+        qkv=nn.Linear(4, 12),
         table=nn.Embedding(5, 4),
         moe=experts,
         head=nn.Linear(8, 4),
     )
     module.position = nn.Parameter(torch.randn(1, 9, 8))
-    selection = Weights().select(module)
+    selection = Weights("cnn").select(module)
     assert names(selection) == ["moe.shared.weight", "head.weight"]
     assert selection.left_out == [
-        "cell.weight_ih_l0: recurrent: Weights(recurrent=True) takes each gate",
-        "cell.weight_hh_l0: recurrent: Weights(recurrent=True) takes each gate",
-        "scaled.weight: scaled in the forward pass, by `weight_gain` of Layer",
-        "moe.gate.weight: router of experts that are left out",
-        *(
-            f"{name}: neither Linear nor convolution: if it is a weight, Weights(layers=…) takes it"
-            for name in ("unknown.weight: Layer", "sharded.weight: Layer", "moe.experts.gate_up_proj: Module")
-        ),
+        "cell.weight_ih_l0: recurrent: Weights(layers={'GRU': 'gates'}) takes each gate",
+        "cell.weight_hh_l0: recurrent: Weights(layers={'GRU': 'gates'}) takes each gate",
+        "unknown.weight: Layer is unknown: Weights(layers={'Layer': 'out_in'}) takes it as (out, in)",
+        f"qkv.weight: {unknown_rows('qkv')}",
+        "moe.experts.gate_up_proj: Module is unknown:"
+        " Weights(layers={'Module': 'stacked_out_in'}) takes it as (matrices, out, in)",
     ]
-    assert Weights(include=["^head"]).select(module).left_out == []
-    assert Weights(exclude=["cell", "unknown", "sharded", "scaled", "moe"]).select(module).left_out == []
-    with pytest.warns(UserWarning, match=r"the change leaves out cell\.weight_ih_l0: recurrent: .*; scaled\.weight: "):
-        fire_(module)
-
-
-def test_the_router_of_experts_in_one_flat_weight_is_left_out():
-    class Experts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.router, self.gate = nn.Linear(8, 4), nn.Linear(8, 8)  # the other gate is one of units
-            self.w1, self.w2 = nn.Parameter(torch.randn(4 * 6, 8)), nn.Parameter(torch.randn(4 * 6, 8))
-
-        def forward(self, x):
-            hidden = torch.einsum("bd,ehd->beh", self.gate(x).sigmoid() * x, self.w1.view(4, 6, 8)).relu()
-            return torch.einsum("beh,ehd,be->bd", hidden, self.w2.view(4, 6, 8), self.router(x))
-
-    selection = Weights("cnn").select(Experts())
-    assert names(selection) == ["gate.weight"]
-    assert selection.left_out[0] == "router.weight: router of experts that are left out"
+    assert selection.summary.startswith("2 of 7 ")
+    assert Weights("cnn", include=["^head"]).select(module).left_out == []
+    assert Weights("cnn", exclude=["cell", "unknown", "qkv", "moe"]).select(module).left_out == []
+    with pytest.warns(UserWarning, match=r"the change leaves out cell\.weight_ih_l0: recurrent: .*; unknown\.weight: "):
+        fire_(module, where=Weights("cnn"))
 
 
 # --- splits declared by the user -------------------------------------------------------------------------------------
@@ -196,8 +163,8 @@ def test_the_router_of_experts_in_one_flat_weight_is_left_out():
 
 def test_a_declared_split_replaces_the_guess():
     module = block(attn=block(mixed=nn.Linear(8, 20), qkv=nn.Linear(8, 24)), head=nn.Linear(8, 8))
-    splits = {r"mixed\.weight$": {"q": 8, "k": 6, "v": 6}, "qkv": {"q": 1, "k": 1, "gate": 4, "blocks": 4}}
-    views = {view.name: view for view in Weights("cnn", splits=splits).select(module)}
+    split = {r"mixed\.weight$": {"q": 8, "k": 6, "v": 6}, "qkv": {"q": 1, "k": 1, "gate": 4, "blocks": 4}}
+    views = {view.name: view for view in Weights("cnn", split=split).select(module)}
     assert {name: (view.rows, view.blocks, view.role) for name, view in views.items() if "attn" in name} == {
         "attn.mixed.weight[q]": ((0, 8), 1, "q"),
         "attn.mixed.weight[k]": ((8, 14), 1, "k"),
@@ -210,44 +177,42 @@ def test_a_declared_split_replaces_the_guess():
     expected.view(4, 6, 8)[:, 2:].fill_(7.0)
     views["attn.qkv.weight[gate]"].write(torch.full((16, 8), 7.0))
     assert torch.equal(module.attn.qkv.weight, expected)
-    assert names(Weights("vit", splits=splits).select(module)) == [
-        name for name in views if name[-3:] in ("[q]", "[k]")
-    ]
+    assert names(Weights("vit", split=split).select(module)) == [name for name in views if name[-3:] in ("[q]", "[k]")]
 
 
 def test_a_declared_split_takes_what_could_not_be_split():
     module = block(qkv=nn.Linear(8, 20), out=nn.Linear(8, 8))
     assert Weights("cnn").select(module).left_out[0].startswith("qkv.weight: fused")
-    selection = Weights("cnn", splits={"qkv": {"q": 8, "k": 6, "v": 6}}).select(module)
+    selection = Weights("cnn", split={"qkv": {"q": 8, "k": 6, "v": 6}}).select(module)
     assert len(selection) == 4
     assert selection.left_out == []
     frozen = block(qkv=nn.Linear(8, 20).requires_grad_(False), out=nn.Linear(8, 8))
-    assert names(Weights("cnn", splits={"qkv": {"q": 8, "k": 6, "v": 6}}).select(frozen)) == ["out.weight"]
+    assert names(Weights("cnn", split={"qkv": {"q": 8, "k": 6, "v": 6}}).select(frozen)) == ["out.weight"]
 
 
 def test_a_declared_split_from_a_recipe():
     parser = ArgumentParser()
     parser.add_argument("--where", type=Weights)
-    arguments = {"preset": "cnn", "splits": {"qkv": {"q": 8, "k": 6, "v": 6}}}
+    arguments = {"preset": "cnn", "split": {"qkv": {"q": 8, "k": 6, "v": 6}}}
     parsed = parser.parse_object({"where": {"class_path": "lightning_fire.Weights", "init_args": arguments}})
     where = parser.instantiate(parsed).where
-    assert where == Weights("cnn", splits={"qkv": {"q": 8, "k": 6, "v": 6}}) != Weights("cnn")
-    assert "splits={'qkv'" in repr(where)
+    assert where == Weights("cnn", split={"qkv": {"q": 8, "k": 6, "v": 6}}) != Weights("cnn")
+    assert "split={'qkv'" in repr(where)
 
 
 @pytest.mark.parametrize(
-    ("splits", "message"),
+    ("split", "message"),
     [
-        ({"qkv": {"q": 8, "k": 6}}, r"`splits` gives qkv\.weight 1 · \(8 \+ 6\) = 14 rows, but it has 20"),
+        ({"qkv": {"q": 8, "k": 6}}, r"`split` gives qkv\.weight 1 · \(8 \+ 6\) = 14 rows, but it has 20"),
         ({"qkv": {"q": 8, "k": 2, "blocks": 3}}, r"3 · \(8 \+ 2\) = 30 rows, but it has 20"),
-        ({"attn": {"q": 20}}, "`splits` has 'attn', which matches no weight; there are: qkv.weight"),
-        ({"(": {"q": 20}}, r"`splits` has '\(', not a regular expression"),
-        ({"qkv": (8, 6, 6)}, r"`splits` must have numbers of rows, .* got \(8, 6, 6\) for 'qkv'"),
+        ({"attn": {"q": 20}}, "`split` has 'attn', which matches no weight; there are: qkv.weight"),
+        ({"(": {"q": 20}}, r"`split` has '\(', not a regular expression"),
+        ({"qkv": (8, 6, 6)}, r"`split` must have numbers of rows, .* got \(8, 6, 6\) for 'qkv'"),
         ({"qkv": {"q": 0, "k": 20}}, "must have numbers of rows"),
         ({"qkv": {"blocks": 2}}, "must have numbers of rows"),
-        ([8, 6, 6], "`splits` must be a mapping such as"),
+        ([8, 6, 6], "`split` must be a mapping such as"),
     ],
 )
-def test_a_wrong_split_is_an_error(splits, message):
+def test_a_wrong_split_is_an_error(split, message):
     with pytest.raises(ValueError, match=message):
-        Weights("cnn", splits=splits).select(block(qkv=nn.Linear(8, 20)))
+        Weights("cnn", split=split).select(block(qkv=nn.Linear(8, 20)))

@@ -67,7 +67,9 @@ def outcome(library: str, name: str, build: Callable[[], nn.Module]) -> dict[str
 def selected(model: nn.Module, exclude: list[str] | None = None) -> Selection[WeightView]:
     """Select all weights but those that a parametrization computes, which have to be excluded."""
     try:
-        return Weights("cnn", recurrent=True, exclude=exclude).select(model)
+        kinds = [nn.RNNBase, nn.RNNCellBase]
+        found = [kind for kind in kinds if any(isinstance(module, kind) for module in model.modules())]
+        return Weights("cnn", exclude=exclude, layers=dict.fromkeys(found, "gates")).select(model)
     except ValueError as error:
         _, _, computed = str(error).partition("exclude=")
         if exclude is None and computed.startswith("["):

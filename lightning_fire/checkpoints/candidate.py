@@ -8,7 +8,6 @@ from lightning_fire.where.weight_view import WeightView
 
 DEPTHWISE = "depthwise convolution: single columns, no matrices"
 LOW_RANK = "low-rank factor of an adapter"
-STALE = "not used by the Keras model any more, as after quantize()"
 
 
 @dataclass
@@ -53,4 +52,4 @@ def is_vector(view: WeightView) -> bool:
 def is_matrix(candidate: Candidate) -> bool:
     """Return whether a candidate is a weight matrix or several, selected or not."""
     vectors = all(map(is_vector, candidate.views))  # also without views
-    return not vectors and candidate.reason not in (DEPTHWISE, LOW_RANK, STALE, "empty")
+    return not vectors and candidate.reason not in (DEPTHWISE, LOW_RANK, "empty")

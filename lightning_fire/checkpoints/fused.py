@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_fire.where.candidate import Candidate
-from lightning_fire.where.usage import halves
+from lightning_fire.checkpoints.candidate import Candidate
 from lightning_fire.where.weight_view import WeightView
 
 Parts = tuple[Mapping[str, int], int]
@@ -178,11 +177,11 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
 def gate_and_up(out: int, parent: object, widths: Collection[int]) -> Parts | str:
     """Split a projection that holds gate and up projections, if a neighbouring layer's width confirms it.
 
-    The order follows from the source of the parent or its attribute `is_concatenated`.
+    The order follows from the attribute `is_concatenated` of the parent.
     """
     in_halves = getattr(parent, "is_concatenated", None)
     order = {True: "halves", False: "interleaved"}.get(in_halves, "") if isinstance(in_halves, bool) else ""
-    order = order or (halves(type(parent)) if isinstance(parent, nn.Module) else "halves")
+    order = order or "halves"
     if out % 2 or out // 2 not in widths or not order:
         return f"fused gate and up projection of width {out}, whose parts are not known"
     width = out // 2
