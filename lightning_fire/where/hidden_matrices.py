@@ -5,7 +5,7 @@ from collections.abc import Collection
 from torch import Tensor, nn
 
 from lightning_fire.where.found import parameters_of
-from lightning_fire.where.layers import plain
+from lightning_fire.where.layers import ComputedWeight, plain
 from lightning_fire.where.parameters import selected_parameters
 from lightning_fire.where.selection import ByName, Selection
 from lightning_fire.where.trained import why_not_trained
@@ -61,21 +61,16 @@ class HiddenMatrices(ByName):
         embeddings = {layer.weight for layer in model.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)}
         named = {plain(name): parameter for name, parameter in model.named_parameters()}
         first = next((p for p in named.values() if p in embeddings or p in weights), None)
-        if layers and layers[0] not in set(named.values()):  # computed by a parametrization
-            first = layers[0]
+        first = layers[0] if layers and isinstance(layers[0], ComputedWeight) else first
         self.check([name for name, parameter in named.items() if parameter in weights])
         reasons = {}
         for name, parameter in named.items():
+            reasons[name] = "not the weight of a Linear, convolution or attention layer"
             if parameter in embeddings:
                 reasons[name] = "embedding"
-            elif parameter not in weights:
-                reasons[name] = "not the weight of a Linear, convolution or attention layer"
-            elif reason := why_not_trained(parameter, trained):
-                reasons[name] = reason
-            elif parameter is first or parameter is layers[-1]:
-                reasons[name] = "first layer" if parameter is first else "last layer"
-            else:
-                reasons[name] = self.reason(name)
+            elif parameter in weights:
+                end = "first layer" if parameter is first else "last layer" if parameter is layers[-1] else ""
+                reasons[name] = why_not_trained(parameter, trained) or end or self.reason(name)
         selection = selected_parameters(named, reasons)
         if not selection:
             raise ValueError(

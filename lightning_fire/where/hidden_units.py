@@ -6,9 +6,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_fire.where.selection import ByName, Row, Selection, some
-from lightning_fire.where.trained import UNTRAINED, as_set, why_not_trained
-from lightning_fire.where.unit_layer import Outgoing, UnitLayer
-from lightning_fire.where.unit_tracing import Traced, trace
+from lightning_fire.where.trained import UNTRAINED, as_set
+from lightning_fire.where.unit_layer import UnitLayer
+from lightning_fire.where.unit_tracing import trace
 
 
 class HiddenUnits(ByName):
@@ -52,36 +52,17 @@ class HiddenUnits(ByName):
         Raises:
             ValueError: If nothing is selected, or a pattern matches no layer.
         """
-        trained = None if trained is None else as_set(trained)
-        found = trace(model, forward, trained)
-        self.check([layer.name for layer in found], "layer")
-        layers, rows = [], []
-        for each in found:
-            reason = each.reason or self.reason(each.name)
-            if not reason:
-                layers.append(_layer_of(each, trained))
-            inputs = [f"{r.view.name}{f' ({block} inputs each)' if block > 1 else ''}" for r, block in each.readers]
-            rows.append(Row(each.name, each.view.shape[:1], ", ".join(inputs), reason or "taken"))
-        if not layers:
+        layers = trace(model, forward, None if trained is None else as_set(trained))
+        self.check([layer.name for layer in layers], "layer")
+        rows, taken = [], dict[str, UnitLayer]()
+        for layer in layers:
+            reason = layer.reason or self.reason(layer.name)
+            taken |= {} if reason else {layer.name: layer}
+            inputs = [f"{o.view.name}{f' ({o.block} inputs each)' if o.block > 1 else ''}" for o in layer.outgoing]
+            rows.append(Row(layer.name, layer.incoming.shape[:1], ", ".join(inputs), reason or "taken"))
+        if not taken:
             reasons = some([f"{row.name}: {row.reason}" for row in rows], "; ") or "no layer of torch ran"
             raise ValueError(f"{self} finds no hidden units of {type(model).__name__}: {reasons}")
-        return Selection(
-            {layer.name: layer for layer in layers},
-            rows,
-            ("layer", "units", "outgoing weights"),
-            f"{sum(layer.size for layer in layers)} hidden units in {len(layers)} layers",
-            untrained=[row.name for row in rows if row.reason == UNTRAINED],
-        )
-
-
-def _layer_of(found: Traced, trained: Collection[Tensor] | None) -> UnitLayer:
-    assert found.observed is not None  # otherwise there is a reason
-    module, dim, block, _ = found.observed
-    biases = [
-        None if reader.bias is None or why_not_trained(reader.bias, trained) else reader.bias
-        for reader, _ in found.readers
-    ]
-    outgoing = [Outgoing(r.view, inputs, bias) for (r, inputs), bias in zip(found.readers, biases, strict=True)]
-    return UnitLayer(
-        found.name, found.layer, found.view, found.entries, outgoing, module, dim, block, found.with_gradients
-    )
+        counted = f"{sum(layer.size for layer in taken.values())} hidden units in {len(taken)} layers"
+        untrained = [row.name for row in rows if row.reason == UNTRAINED]
+        return Selection(taken, rows, ("layer", "units", "outgoing weights"), counted, untrained=untrained)

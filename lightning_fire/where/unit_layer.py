@@ -1,7 +1,7 @@
 """The hidden units of a layer: incoming weights, biases, normalization entries and outgoing weights."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,7 @@ from torch.nn import Parameter
 from lightning_fire.where.weight_view import WeightView
 
 
-@dataclass(frozen=True, eq=False)
-class Entries:
+class Entries(NamedTuple):
     """The entries of a bias or of a tensor of a normalization layer, one for each unit, and the value of a new unit.
 
     That value is 0 for a bias, a shift and a running mean, and 1 for a scale and a running variance.
@@ -21,9 +20,8 @@ class Entries:
     start: float
 
 
-@dataclass(frozen=True, eq=False)
-class Outgoing:
-    """The weight (and bias) of a layer whose inputs are the units, `block` inputs each (above 1 after flattening)."""
+class Outgoing(NamedTuple):
+    """The weight (and trained bias) of a layer whose inputs are the units, `block` each (above 1 after flattening)."""
 
     view: WeightView
     block: int
@@ -34,7 +32,7 @@ class Outgoing:
         return (units.unsqueeze(1) * self.block + torch.arange(self.block, device=units.device)).flatten()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class UnitLayer:
     """The hidden units of one layer.
 
@@ -42,29 +40,40 @@ class UnitLayer:
         name: Name of the layer whose outputs they are.
         layer: That layer, Linear or convolution.
         incoming: Its weight; row u holds the incoming weights of unit u.
+        with_gradients: Whether it runs with gradients; if so, passes under `no_grad` do not count.
         entries: Other values, one for each unit: the bias of the layer, and scales, shifts and running statistics of
             the normalization layers between it and the next weights.
         outgoing: The weights of the next layers.
         observed: The module whose first input is the activation of the units, after norm and nonlinearity.
         dim: The dimension of that input that indexes the units.
         observed_block: Number of adjacent entries of each unit in that dimension.
-        with_gradients: Whether it runs with gradients; if so, passes under `no_grad` do not count.
+        reason: Why the units are left out; empty if they are not.
     """
 
     name: str
     layer: nn.Module
     incoming: WeightView
-    entries: Sequence[Entries]
-    outgoing: Sequence[Outgoing]
-    observed: nn.Module
-    dim: int
-    observed_block: int
     with_gradients: bool
+    entries: list[Entries] = field(default_factory=list)
+    outgoing: list[Outgoing] = field(default_factory=list)
+    observed: nn.Module = field(default_factory=nn.Identity)
+    dim: int = -1
+    observed_block: int = 1
+    reason: str = ""
 
     @property
     def size(self) -> int:
         """Number of units."""
         return self.incoming.shape[0]
+
+    @property
+    def bias(self) -> Parameter | None:
+        """The bias of the layer, None without one."""
+        return self.layer.bias if isinstance(self.layer.bias, Parameter) else None
+
+    def leave_out(self, reason: str) -> None:
+        """Give a reason to leave the layer out, unless it is empty; the first one counts."""
+        self.reason = self.reason or reason
 
     def parameters(self) -> list[Parameter]:
         """Return the parameters in which a reset of units changes entries."""
@@ -76,18 +85,10 @@ class UnitLayer:
         return torch.is_grad_enabled() or not self.with_gradients
 
     def activity(self, activation: Tensor) -> Tensor:
-        """Reshape an input of `observed` to `(samples, units)`; samples are batch entries and positions.
-
-        Args:
-            activation: The input, any shape with the units in `dim`.
-        """
+        """Reshape an input of `observed`, with the units in `dim`, to `(samples, units)`, a sample per position."""
         blocks = torch.unflatten(activation, self.dim, (self.size, self.observed_block))
         return blocks.movedim(self.dim, -1).flatten(0, -2)
 
     def pre_activity(self, output: Tensor) -> Tensor:
-        """Reshape an output of `layer` to `(samples, units)`; samples are batch entries and positions.
-
-        Args:
-            output: Shape `(..., units, *positions)`, as many positions as the layer has kernel dimensions.
-        """
+        """Reshape an output of `layer`, `(..., units, *positions)`, to `(samples, units)`, a sample per position."""
         return output.movedim(output.ndim + 1 - self.incoming.parameter.ndim, -1).flatten(0, -2)

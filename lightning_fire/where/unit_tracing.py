@@ -6,12 +6,12 @@ One not known to keep units separate ends the tracking, with a reason. If a laye
 `no_grad`, as in double Q-learning, only the former counts.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from lightning_fire.where.layers import plain
 from lightning_fire.where.trained import why_not_trained
-from lightning_fire.where.unit_layer import Entries
+from lightning_fire.where.unit_layer import Entries, Outgoing, UnitLayer
 from lightning_fire.where.weight_layers import CONVOLUTIONS
 from lightning_fire.where.weight_view import WeightView
 
@@ -46,61 +46,17 @@ _NORMS = {F.batch_norm, F.instance_norm, F.group_norm, F.layer_norm}
 _NORM_STARTS = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
 
 
-class Observed(NamedTuple):
-    """A module whose first input holds the units in dimension `dim`, `block` adjacent entries each."""
-
-    module: nn.Module
-    dim: int
-    block: int
-    activated: bool
-
-
-@dataclass(eq=False)
-class Traced:
-    """A layer whose units are traced.
-
-    Attributes:
-        with_gradients: Whether these runs had gradients.
-        reason: Why the units cannot be reset; empty if they can.
-        runs: Number of runs of the layer.
-        entries: Its bias and tensors of normalization layers, with one entry per unit.
-        readers: The next layers, with the number of inputs per unit.
-        seen: Modules that are given the units.
-        observed: One of them, by which the units can be watched.
-    """
-
-    name: str
-    layer: nn.Module
-    view: WeightView
-    with_gradients: bool
-    reason: str = ""
-    runs: int = 0
-    entries: list[Entries] = field(default_factory=list)
-    readers: list[tuple["Traced", int]] = field(default_factory=list)
-    seen: list[Observed] = field(default_factory=list)
-    observed: Observed | None = None
-
-    @property
-    def bias(self) -> Parameter | None:
-        """The bias of the layer, None without one."""
-        return self.layer.bias if isinstance(self.layer.bias, Parameter) else None
-
-    def block(self, reason: str) -> None:
-        """Leave the layer out; the first reason counts."""
-        self.reason = self.reason or reason
-
-
 @dataclass(frozen=True)
 class Track:
     """The layer of the units in a tensor, and labels of its shape: unit u has label u + 1."""
 
-    layer: Traced
+    layer: UnitLayer
     labels: Tensor
     activated: bool = False
 
     def place(self) -> tuple[int, int]:
         """Return the dimension of the units and the number of adjacent entries of each; (-1, 0) if there is none."""
-        labels, size = self.labels, self.layer.view.shape[0]
+        labels, size = self.labels, self.layer.size
         for dim in range(labels.ndim):
             block, rest = divmod(labels.shape[dim], size)
             others = [other for other in range(labels.ndim) if other != dim]
@@ -112,7 +68,7 @@ class Track:
         return -1, 0
 
 
-def trace(model: nn.Module, forward: Callable[[], Any], trained: Collection[Tensor] | None = None) -> list[Traced]:
+def trace(model: nn.Module, forward: Callable[[], Any], trained: Collection[Tensor] | None = None) -> list[UnitLayer]:
     """Trace a forward pass; return the layers that ran, each with the module that observes it or a reason."""
     tracer = _Tracer(model, trained)
     handles = [part.register_forward_pre_hook(tracer.enter_module) for part in model.modules()]
@@ -132,23 +88,30 @@ class _Tracer(TorchFunctionMode):
         super().__init__()
         self.trained = trained
         # Runs with and without gradients are separate: a layer that runs both ways is traced twice.
-        self.layers: dict[tuple[int, bool], Traced] = {}
-        self.ran: list[Traced] = []
+        self.layers: dict[tuple[int, bool], UnitLayer] = {}
+        self.runs: Counter[UnitLayer] = Counter()
+        self.readers: dict[UnitLayer, list[tuple[UnitLayer, int]]] = defaultdict(list)  # next layers, inputs per unit
+        self.seen: dict[UnitLayer, list[tuple[nn.Module, Track]]] = defaultdict(
+            list
+        )  # modules that are given the units
         self.tracks: dict[int, tuple[Track, Tensor]] = {}  # with the tensor: the id of a freed one is reused
         self.calls: Counter[tuple[int, bool]] = Counter()  # by id: the hash of a metric changes with its state
         own = [p for part in model.modules() for _, p in part.named_parameters(recurse=False, remove_duplicate=False)]
         self.shared = {each for each, number in Counter(map(id, own)).items() if number > 1}
-        for path, layer in model.named_modules():
-            weight, name = getattr(layer, "weight", None), plain(path)
-            if isinstance(layer, (nn.Linear, *CONVOLUTIONS)) and isinstance(weight, Parameter):
-                view = WeightView(f"{name}.weight", weight, getattr(layer, "groups", 1))
+        for path, module in model.named_modules():
+            weight, name = getattr(module, "weight", None), plain(path)
+            if isinstance(module, (nn.Linear, *CONVOLUTIONS)) and isinstance(weight, Parameter):
+                view = WeightView(f"{name}.weight", weight, getattr(module, "groups", 1))
                 for grad in (True, False):
-                    traced = Traced(name, layer, view, grad, why_not_trained(weight, trained))
-                    if traced.bias is not None:
-                        traced.entries.append(Entries(traced.bias, 0.0))
-                        why = why_not_trained(traced.bias, trained)
-                        traced.block(f"its bias is {why}" if why else "")
-                    self.layers[id(weight), grad] = traced
+                    layer = self.layers[id(weight), grad] = UnitLayer(name, module, view, grad)
+                    layer.leave_out(self._untrained(weight))
+                    if layer.bias is not None:
+                        layer.entries.append(Entries(layer.bias, 0.0))
+                        layer.leave_out(self._untrained(layer.bias, "its bias is "))
+
+    def _untrained(self, tensor: Tensor, which: str = "") -> str:
+        why = why_not_trained(tensor, self.trained) if isinstance(tensor, Parameter) else ""
+        return f"{which}{why}" if why else ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -179,30 +142,24 @@ class _Tracer(TorchFunctionMode):
 
     def _record_layer(self, func: Any, named: dict[str, Any], result: Tensor) -> None:
         weight, (track, _) = named["weight"], self.tracks.get(id(named["input"]), (None, None))
-        traced = self.layers.get((id(weight), torch.is_grad_enabled()))
-        if traced is None:
+        layer = self.layers.get((id(weight), torch.is_grad_enabled()))
+        if layer is None:
             if track is not None:
-                track.layer.block("goes into a weight that is not a parameter of a layer")
+                track.layer.leave_out("goes into a weight that is not a parameter of a layer")
             return
-        dim = result.ndim - 1 if func is F.linear else result.ndim + 1 - weight.ndim
-        traced.runs += 1
-        if traced.runs == 1:
-            self.ran.append(traced)
-        shape = [1] * result.ndim
+        self.runs[layer] += 1
+        shape, dim = [1] * result.ndim, result.ndim - 1 if func is F.linear else result.ndim + 1 - weight.ndim
         shape[dim] = -1
-        labels = _labels(traced.view.shape[0]).view(shape).expand(result.shape)
-        self.tracks[id(result)] = Track(traced, labels), result
-        kind = "a grouped convolution" if traced.view.groups > 1 else ""
+        self.tracks[id(result)] = Track(layer, _labels(layer.size).view(shape).expand(result.shape)), result
+        kind = "a grouped convolution" if layer.incoming.groups > 1 else ""
         shared = "weight is shared with another module" if id(weight) in self.shared else ""
-        traced.block(kind or (shared and f"its {shared}"))
+        layer.leave_out(kind or (shared and f"its {shared}"))
         if track is not None:
             at, block = track.place()
-            along = at == dim and (func is F.linear or block == 1)
-            why = kind or why_not_trained(weight, self.trained)
-            why = f", {'' if kind else 'which is '}{why}" if why else shared and f", whose {shared}"
-            why = why if along else " along another dimension"
-            track.layer.block(f"goes into {traced.name}{why}" if why else "")
-            track.layer.readers.append((traced, block))
+            why = (kind and f", {kind}") or self._untrained(weight, ", which is ") or (shared and f", whose {shared}")
+            why = why if at == dim and (func is F.linear or block == 1) else " along another dimension"
+            track.layer.leave_out(why and f"goes into {layer.name}{why}")
+            self.readers[track.layer].append((layer, block))
 
     def _moved(self, func: Any, name: str, track: Track, args: Any, named: Any, after: Tensor) -> Track | None:
         """Return the track of the output of an operation; None if it is not known to keep units separate."""
@@ -245,43 +202,46 @@ class _Tracer(TorchFunctionMode):
         for key, start in _NORM_STARTS.items():
             if isinstance(tensor := named.get(key), Tensor):
                 track.layer.entries.append(Entries(tensor, start))
-                why = why_not_trained(tensor, self.trained) if isinstance(tensor, Parameter) else ""
-                track.layer.block(f"its normalization layer is {why}" if why else "")
+                track.layer.leave_out(self._untrained(tensor, "its normalization layer is "))
         return True
 
     def lose_all(self, things: Any, name: str) -> None:
         """End the tracking of tensors that went into an unknown operation."""
         for thing in _leaves(things):
             if id(thing) in self.tracks:
-                self.tracks[id(thing)][0].layer.block(f"goes into {name}")
+                self.tracks[id(thing)][0].layer.leave_out(f"goes into {name}")
 
     def enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Record which activations a module receives."""
         self.calls[id(module), torch.is_grad_enabled()] += 1
         if args and id(args[0]) in self.tracks:
             track = self.tracks[id(args[0])][0]
-            track.layer.seen.append(Observed(module, *track.place(), track.activated))
+            self.seen[track.layer].append((module, track))
 
-    def finish(self) -> list[Traced]:
+    def finish(self) -> list[UnitLayer]:
         """Return the layers that ran, each with the module that observes it or the reason why it is left out."""
-        with_gradients = {layer.name for layer in self.ran if layer.with_gradients}
-        layers = [layer for layer in self.ran if layer.with_gradients or layer.name not in with_gradients]
+        with_gradients = {layer.name for layer in self.runs if layer.with_gradients}
+        layers = [layer for layer in self.runs if layer.with_gradients or layer.name not in with_gradients]
         for layer in layers:
-            grad = layer.with_gradients
-            seen = [each for each in layer.seen if self.calls[id(each.module), grad] == 1]
-            seen = [each for each in seen if each.activated] or seen[-1:]
-            layer.observed = seen[0] if seen else None
-            layer.reason = layer.reason if layer.runs == 1 else f"runs {layer.runs} times in one forward pass"
-            again = next((reader.name for reader, _ in layer.readers if reader.runs > 1), "")
-            layer.block(f"goes into {again}, which runs more than once" if again else "")
-            # a layer that takes the units in both with and without gradients counts once, as with gradients
-            by_name = {reader.name: (reader, block) for reader, block in layer.readers}
-            by_name |= {reader.name: (reader, block) for reader, block in layer.readers if reader.with_gradients}
-            layer.readers = list(by_name.values())
+            grad, readers = layer.with_gradients, self.readers[layer]
+            if self.runs[layer] > 1:
+                layer.reason = f"runs {self.runs[layer]} times in one forward pass"
+            again = next((reader.name for reader, _ in readers if self.runs[reader] > 1), "")
+            layer.leave_out(again and f"goes into {again}, which runs more than once")
             norm_again = any(self.calls[id(entries.tensor), grad] > 1 for entries in layer.entries)
-            layer.block("its normalization layer runs more than once" if norm_again else "")
-            layer.block("" if layer.readers else "an output")
-            layer.block("" if seen else "no module is given its activation")
+            layer.leave_out("its normalization layer runs more than once" if norm_again else "")
+            # a layer that takes the units in both with and without gradients counts once, as with gradients
+            by_name = {reader.name: (reader, block) for reader, block in readers}
+            by_name |= {reader.name: (reader, block) for reader, block in readers if reader.with_gradients}
+            for reader, block in by_name.values():
+                untrained = reader.bias is None or self._untrained(reader.bias)
+                layer.outgoing.append(Outgoing(reader.incoming, block, None if untrained else reader.bias))
+            layer.leave_out("" if layer.outgoing else "an output")
+            seen = [item for item in self.seen[layer] if self.calls[id(item[0]), grad] == 1]
+            seen = [item for item in seen if item[1].activated] or seen[-1:]
+            layer.leave_out("" if seen else "no module is given its activation")
+            for layer.observed, track in seen[:1]:
+                layer.dim, layer.observed_block = track.place()
         return layers
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -217,10 +218,7 @@ def _about_parametrizations(lost: Sequence[Found]) -> str:
 
 def _checked_split(split: Mapping[str, Mapping[str, int]] | None) -> dict[str, dict[str, int]]:
     example = '{"attn.qkv": {"q": 64, "k": 16, "v": 16}}'
-    if split is not None and not isinstance(split, Mapping):
-        raise ValueError(f"`split` must be a mapping such as {example}, got {split!r}")
-    for pattern, rows in (split or {}).items():
-        patterns("split", [pattern])
+    for pattern, rows in _mapping("split", split, example).items():
         numbers = list(rows.values()) if isinstance(rows, Mapping) else []
         if not numbers or set(rows) == {"blocks"} or any(type(number) is not int or number < 1 for number in numbers):
             raise ValueError(f"`split` must have numbers of rows, as {example} has, got {rows!r} for {pattern!r}")
@@ -228,11 +226,15 @@ def _checked_split(split: Mapping[str, Mapping[str, int]] | None) -> dict[str, d
 
 
 def _checked_layers(layers: Mapping[type[nn.Module] | str, Declared] | None) -> dict[type[nn.Module] | str, Declared]:
-    if layers is not None and not isinstance(layers, Mapping):
-        raise ValueError(f'`layers` must be a mapping such as {{"W_enc": "in_out"}}, got {layers!r}')
-    for key, layout in (layers or {}).items():
-        if not isinstance(key, type):
-            patterns("layers", [key])
+    for key, layout in _mapping("layers", layers, '{"W_enc": "in_out"}').items():
         if layout not in (*LAYOUTS, "gates"):
             raise ValueError(f"`layers` must have one of {[*LAYOUTS, 'gates']}, got {layout!r} for {key!r}")
     return dict(layers or {})
+
+
+def _mapping(argument: str, given: Mapping[Any, Any] | None, example: str) -> Mapping[Any, Any]:
+    """Return a mapping whose keys are classes or regular expressions; raise a ValueError if it is not one."""
+    if given is not None and not isinstance(given, Mapping):
+        raise ValueError(f"`{argument}` must be a mapping such as {example}, got {given!r}")
+    patterns(argument, [key for key in given or () if not isinstance(key, type)])
+    return given or {}
