@@ -1,6 +1,6 @@
-"""All accesses to private attributes of Python's atexit, torch, accelerate, Keras (with the torch backend) and tqdm.
+"""All accesses to private attributes of Python's atexit, torch, accelerate and tqdm.
 
-Tested with torch 2.6 to 2.15 and Keras 3.15: new releases are checked against this file.
+Tested with torch 2.6 to 2.15: new releases are checked against this file.
 """
 
 import atexit
@@ -62,18 +62,9 @@ def is_compiled(module: nn.Module) -> bool:
     )
 
 
-def layers_of_keras(model: nn.Module) -> list[Any]:
-    """Return the layers of a Keras model with the torch backend, nested ones included; none for another module."""
-    return list(model._flatten_layers()) if hasattr(model, "_torch_params") else []  # type: ignore[operator]
-
-
-def variables_of_keras(model: nn.Module) -> set[Tensor]:
-    """Return the tensors that a Keras model with the torch backend uses; none for another module.
-
-    Its `_torch_params` may hold others, too, such as the kernels before `quantize`.
-    """
-    variables: Any = model.variables if hasattr(model, "_torch_params") else ()
-    return {variable.value for variable in variables}
+def uncompiled(module: nn.Module) -> nn.Module:
+    """Return the module that `torch.compile` has wrapped; another module as it is."""
+    return module._orig_mod if is_a(module, "OptimizedModule") else module  # type: ignore[return-value]
 
 
 def show_hooks(module: nn.Module) -> Callable[[], None]:
@@ -86,11 +77,6 @@ def show_hooks(module: nn.Module) -> Callable[[], None]:
         return lambda: None
     vars(module)["forward"] = module.forward
     return lambda: vars(module).pop("forward", None)
-
-
-def has_gradient_hook(tensor: Tensor) -> bool:
-    """Return whether a hook on the gradient of a tensor was registered."""
-    return bool(tensor._backward_hooks)
 
 
 def is_in_backward() -> bool:

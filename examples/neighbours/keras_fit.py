@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from keras import layers
 
-from lightning_fire import fire_
+from lightning_fire import Weights, fire_
 
 
 # stand-in for your data
@@ -24,7 +24,7 @@ model = keras.Sequential([layers.Conv2D(8, 3, activation="relu"), layers.Flatten
 loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 for number in range(3):
     if number > 0:
-        print(fire_(model))
+        print(fire_(model, where=Weights(layers={"/kernel$": "in_out"})))
     model.compile(keras.optimizers.Adam(1e-3), loss)  # a new optimizer, without the moments of the old weights
     model.fit(*week(number), epochs=3, verbose=0)
 

@@ -6,6 +6,7 @@ from itertools import accumulate
 
 from torch import nn
 
+from lightning_fire._private import uncompiled
 from lightning_fire.where.layers import own_parameters
 from lightning_fire.where.projections import Parts, is_fused, is_projection, parts_of, role_of, unknown_rows
 from lightning_fire.where.weight_layers import LAYERS, has_own_forward, weight_layers, whole_weight
@@ -111,13 +112,7 @@ def _user_of(path: str, model: nn.Module) -> tuple[str, nn.Module]:
     parent, _, leaf = path.rpartition(".")
     outer, _, name = parent.rpartition(".")
     if parent and not is_projection(leaf) and is_projection(name):
-        layers = [part for part in _module(model, parent).modules() if isinstance(part, LAYERS)]
+        layers = [part for part in uncompiled(model.get_submodule(parent)).modules() if isinstance(part, LAYERS)]
         if len(layers) == 1:
-            return name, _module(model, outer)
-    return leaf, _module(model, parent)
-
-
-def _module(model: nn.Module, path: str) -> nn.Module:
-    found = model.get_submodule(path)
-    original = getattr(found, "_orig_mod", found)  # compiled
-    return original if isinstance(original, nn.Module) else found
+            return name, uncompiled(model.get_submodule(outer))
+    return leaf, uncompiled(model.get_submodule(parent))
