@@ -95,7 +95,7 @@ def train(folder: str, devices: int, data_parallel: int) -> None:
     for checkpoint in (None, f"{folder}/checkpoints{devices}/epoch={RESUMED - 1}.ckpt"):
         torch.manual_seed(0)
         methods = [
-            FIRECallback(AtEpochs([1, 4]), where=Weights("gpt")),
+            FIRECallback(AtEpochs([1, 4]), where=Weights("gpt", split={"qkv": {"q": 8, "k": 8, "v": 8}})),
             PlasticityCallback(FullReset(), AtEpochs([2])),
             PlasticityCallback(ShrinkAndPerturb(strength=0.5), AtEpochs([5])),
             PlasticityMonitor(),

@@ -23,7 +23,7 @@ SAMPLE = {
     ],
     "torch_geometric": ["GCN", "GAT"],
     "litgpt": ["Llama-3-8B"],
-    "torchrl": ["MultiAgentMLP, share_params=False"],
+    "torchrl": ["MLP"],
 }
 TABLE = list(csv.DictReader(STORED.read_text(encoding="utf-8").splitlines()))
 STORED_ROWS = {(row["library"], row["architecture"]): row for row in TABLE}
@@ -66,7 +66,8 @@ class Attention(nn.Module):
 def test_the_checks_of_splits_find_a_wrong_one():
     torch.manual_seed(0)
     model, x = Attention(), torch.randn(2, 5, 8)
-    views = [view for view in Weights("cnn").select(model) if "qkv" in view.name]
+    split = {"qkv": {"q": 8, "k": 8, "v": 8}}
+    views = [view for view in Weights("cnn", split=split).select(model) if "qkv" in view.name]
     right = {"qkv.weight": {view.role: view for view in views}}
     assert is_right(model, "qkv.weight", views) and confirmed(model, x, right) == {"qkv.weight"}
     others = [replace(view, rows=rows) for view, rows in zip(views, [(0, 12), (12, 18), (18, 24)], strict=True)]

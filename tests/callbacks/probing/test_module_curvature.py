@@ -215,7 +215,7 @@ class Recurrent(PlainModule):
         return nn.functional.cross_entropy(self.net[-1](self.rnn(x.unsqueeze(1))[0][:, -1]), y)
 
 
-@pytest.mark.filterwarnings("ignore:FIRE leaves out rnn")
+@pytest.mark.filterwarnings("ignore:FIRE leaves out (rnn|net.qkv)")
 @pytest.mark.parametrize("kind", [Attention, Recurrent])
 def test_attention_and_recurrent_layers_are_differentiated_twice(kind):
     callback = Snapshots(FIRE())
