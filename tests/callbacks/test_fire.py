@@ -209,7 +209,7 @@ def test_a_large_matrix_of_unknown_layout_is_named_before_training():
             super().__init__()
             self.net = nn.Sequential(nn.Linear(6, 8), Attention(), nn.Linear(1, 3))
 
-    left_out = r"FIRE leaves out net\.1\.query_key_value\.weight: fused query-key-value in an interleaved order"
+    left_out = r"FIRE leaves out net\.1\.query_key_value\.weight: fused, rows in an order that is not known"
     with pytest.warns(UserWarning, match=left_out):
         fitted(FIRECallback(where=Weights("cnn")), module=Module(), max_epochs=1)
 
