@@ -53,9 +53,9 @@ class NoTraining(Classifier):
 class TimedCallback(PlasticityCallback):
     """Notes how long an event takes."""
 
-    def act(self, trainer, pl_module):
+    def act(self, trainer, pl_module, clock):
         values = {}
-        self.seconds = seconds(lambda: values.update(super(TimedCallback, self).act(trainer, pl_module)))
+        self.seconds = seconds(lambda: values.update(super(TimedCallback, self).act(trainer, pl_module, clock)))
         return values
 
 

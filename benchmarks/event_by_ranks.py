@@ -41,7 +41,7 @@ def event(rank: int, ranks: int, port: int, model: str, sharded: bool, seconds) 
     for several in (warm_up, views):
         distributed.barrier()
         start = time.perf_counter()
-        change_weights(several, lambda views, old: map(fire, old), share_work=True).apply()
+        change_weights(several, lambda views, old: map(fire, old), share_work=True).make()
         distributed.barrier()
         seconds.value = time.perf_counter() - start
     distributed.destroy_process_group()

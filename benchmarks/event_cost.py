@@ -36,22 +36,20 @@ from lightning_fire import (
     FIRECallback,
     FullReset,
     Log,
+    OptimizerReset,
     PlasticityCallback,
     ShrinkAndPerturb,
 )
-from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.modules import Classifier
 
 
-class Step(EventCallback):
+class Step(PlasticityCallback):
     """A second training step instead of an event."""
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.current_epoch == 0:
-            self.act(trainer, pl_module)  # the first step takes longer
-        super().on_train_epoch_start(trainer, pl_module)
+    def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.act(trainer, pl_module)  # the first step takes longer
 
-    def act(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+    def act(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> dict[str, float]:
         images, labels = next(iter(trainer.train_dataloader))
         optimizer = trainer.optimizers[0]
         optimizer.zero_grad()
@@ -61,7 +59,7 @@ class Step(EventCallback):
 
 
 METHODS = {
-    "step": lambda when, batches: Step(when),
+    "step": lambda when, batches: Step(OptimizerReset(), when),
     "fire, λ_max": lambda when, batches: FIRECallback(when, steps=10),
     "fire": lambda when, batches: FIRECallback(when, steps=10, log=Log(curvature=False)),
     "fire, exact": lambda when, batches: FIRECallback(when, steps="exact", log=Log(curvature=False)),
@@ -102,11 +100,11 @@ def measured(name: str, net: str, size: int, batch: int, batches: int) -> dict[s
     method, result = METHODS[name](when, batches), {}
     act = method.act
 
-    def timed(trainer, module):
+    def timed(*now):
         forget_peak()
         held, _ = held_bytes()
         values = {}
-        taken = seconds(lambda: values.update(act(trainer, module)))
+        taken = seconds(lambda: values.update(act(*now)))
         result.update(seconds=taken, bytes=held_bytes()[1] - held)
         return values
 

@@ -28,16 +28,16 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fire import EveryNSteps, FIRECallback, Weights
 from lightning_fire.modules import Classifier
 
-_BASE, _METHODS = "lightning_fire.callbacks.base", "lightning_fire.methods"
+_CALLBACKS, _METHODS = "lightning_fire.callbacks", "lightning_fire.methods"
 PARTS = {
     "select": "lightning_fire.where.Weights.select",
     "read": "lightning_fire.where.WeightView.read",
     "project": f"{_METHODS}.fire.fire_of_finite",
     "measure": f"{_METHODS}.base.change.differences",
     "write": f"{_METHODS}.base.change.Change.make",
-    "λ_max": f"{_BASE}.observers.measured_lambda_max",  # twice
-    "histograms": f"{_METHODS}.base.change.Change.spectra",
-    "log": f"{_BASE}.event.log_now",
+    "λ_max": f"{_CALLBACKS}.observers.measured_lambda_max",  # twice
+    "histograms": f"{_CALLBACKS}.observers._spectra",  # twice
+    "log": f"{_CALLBACKS}.plasticity_callback.log_now",
 }
 
 

@@ -24,8 +24,8 @@ STEPS, TOKENS = 20_000, 480 * 1024  # of phase 2, and of a step of it
 class Timed(FIRECallback):
     """Keeps the seconds of its events."""
 
-    def act(self, trainer, pl_module):
-        values = super().act(trainer, pl_module)
+    def act(self, trainer, pl_module, clock):
+        values = super().act(trainer, pl_module, clock)
         self.seconds = [*getattr(self, "seconds", []), values["fire/seconds"]]
         return values
 

@@ -25,9 +25,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_fire import AtEpochs, FIRECallback, PlasticityMonitor
+from lightning_fire.callbacks import observers
 from lightning_fire.callbacks.probing import curvature
 from lightning_fire.cli import main as command_line
-from lightning_fire.methods import Change
 from lightning_fire.modules import Classifier
 
 SECONDS: dict[str, list[float]] = defaultdict(list)
@@ -51,9 +51,9 @@ def everything_timed() -> ExitStack:
     """Return a context in which the parts of an event and of the monitor are timed."""
     stack = ExitStack()
     for owner, name, label in (
-        (FIRECallback, "plan", "event: FIRE, DfI and SFE"),
+        (FIRECallback, "event", "event: FIRE, DfI and SFE"),
         (curvature, "lambda_max", "event: λ_max, twice"),
-        (Change, "spectra", "event: histograms, twice"),
+        (observers, "_spectra", "event: histograms, twice"),
         (SummaryWriter, "add_histogram", "event: histograms, twice"),
         (PlasticityMonitor, "on_train_epoch_end", "epoch: PlasticityMonitor"),
         (PlasticityMonitor, "_look", "epoch: looking at data"),

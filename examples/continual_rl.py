@@ -32,7 +32,6 @@ from lightning_fire.methods import (
     OptimizerReset,
     ReDo,
     ShrinkAndPerturb,
-    Training,
 )
 
 RESETS = ("reset_optimizer", "reset_head", "full_reset", "shrink_and_perturb", "redo")
@@ -110,7 +109,7 @@ class ReDoOnLastTask(EventMethod):
     def __init__(self, results: Results):
         self.results = results
 
-    def plan(self, model: nn.Module, training: Training) -> Change:
+    def plan(self, model: nn.Module, training: Loop) -> Change:
         observations, seed = self.results.observations, len(self.results.rows)
         loop = Loop(training.optimizers, forward=lambda: model(observations, deterministic=True))
         return ReDo(threshold=0.1, seed=seed).plan(model, loop)

@@ -149,9 +149,9 @@ def _imported(name: str) -> Any:
 
         return metadata.version("lightning-fire")
     if name not in __all__:
-        from lightning_fire.elsewhere import no_name
+        from lightning_fire.elsewhere import missing_name_error
 
-        raise no_name(__name__, name)
+        raise missing_name_error(__name__, name)
     if name in ("functional", "methods"):
         return importlib.import_module(f"lightning_fire.{name}")
     for home in [_ELSEWHERE[name]] if name in _ELSEWHERE else _HOMES:

@@ -82,12 +82,6 @@ def batches_with_steps(trainer: "Trainer") -> int:
     return trainer.global_step if trainer.global_step == batches + 1 else batches
 
 
-def is_stepping(trainer: "Trainer") -> bool:
-    """Return whether Lightning is in an optimizer step of manual optimization, which it counts and announces."""
-    steps = undeclared(trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.current)
-    return bool(steps.ready > steps.completed)
-
-
 def epochs_of_training(trainer: "Trainer") -> int | None:
     """Return `max_epochs` without the extra epoch of StochasticWeightAveraging, which trains no weight."""
     kept = (getattr(each, "_max_epochs", None) for each in undeclared(trainer).callbacks if is_a(each, _AVERAGING))
@@ -180,13 +174,6 @@ def logged_after_last_batch(trainer: "Trainer") -> dict[str, Any]:
     return {**trainer.callback_metrics, **loop._results.metrics(on_step=False)["callback"]}
 
 
-def pruned_in(trainer: "Trainer") -> tuple[set[Any], bool]:
-    """Return the parameters that ModelPruning callbacks prune, and whether one of them does so from epoch 0 on."""
-    active = [each for each in undeclared(trainer).callbacks if is_a(each, "ModelPruning") and each._apply_pruning]
-    pruned = {getattr(module, name) for each in active for module, name in each._parameters_to_prune}
-    return pruned, any(not callable(each._apply_pruning) for each in active)
-
-
 def is_logging_step(trainer: "Trainer") -> bool:
     """Return whether loggers write at this step, see `Trainer(log_every_n_steps=)`."""
     return trainer._logger_connector.should_update_logs
@@ -259,3 +246,15 @@ def validation_loop_metrics(trainer: "Trainer", num_batches: int) -> dict[str, f
 def loss_scaler(trainer: "Trainer") -> Any:
     """Return the gradient scaler of float16 mixed precision; None in every other precision."""
     return getattr(trainer.precision_plugin, "scaler", None)
+
+
+def optimizers_of(trainer: "Trainer", module: nn.Module) -> list[Any]:
+    """Return the optimizers of a Trainer; in manual optimization also those in attributes of the module.
+
+    Attributes may be lists or dicts of optimizers. Lightning's placeholder for a module without optimizers is left out.
+    """
+    known = [optimizer for optimizer in trainer.optimizers if not is_a(optimizer, "_MockOptimizer")]
+    values = [] if undeclared(module).automatic_optimization else list(vars(module).values())
+    lists = (value.values() if isinstance(value, dict) else value for value in values if isinstance(value, dict | list))
+    held = [each for value in (values, *lists) for each in value if isinstance(each, torch.optim.Optimizer)]
+    return list({id(optimizer.state): optimizer for optimizer in [*known, *held]}.values())

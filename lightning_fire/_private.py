@@ -6,7 +6,7 @@ Tested with torch 2.6 to 2.15: new releases are checked against this file.
 import atexit
 import copy
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,11 +45,6 @@ def shows_a_bar() -> bool:
     return any(not getattr(bar, "disable", True) and bar.fp in screens for bar in list(tqdm._instances))
 
 
-def attributes_of(thing: object) -> list[Mapping[str, Any]]:
-    """Return the attributes of an object by name, for a module also its buffers and children (not recursive)."""
-    return [vars(thing), thing._buffers, thing._modules] if isinstance(thing, nn.Module) else [vars(thing)]
-
-
 def is_a(thing: object, *names: str) -> bool:
     """Return whether an object's class has one of these names, in `lightning` or `pytorch_lightning`."""
     return not {kind.__name__ for kind in type(thing).__mro__}.isdisjoint(names)
@@ -79,6 +74,11 @@ def show_hooks(module: nn.Module) -> Callable[[], None]:
     return lambda: vars(module).pop("forward", None)
 
 
+def reset_of_attention(layer: nn.MultiheadAttention) -> Callable[[], None]:
+    """Return the method by which attention draws its parameters, the only one of torch's layers that names it so."""
+    return layer._reset_parameters
+
+
 def is_in_backward() -> bool:
     """Return whether autograd is in a backward pass, in which gradient checkpointing repeats forward passes."""
     return torch._C._current_graph_task_id() != -1
@@ -87,19 +87,6 @@ def is_in_backward() -> bool:
 def unscales_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer unscales the gradients of mixed precision in its own step, as fused ones do."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)
-
-
-def skipped_its_step(optimizer: object) -> bool:
-    """Return whether accelerate's wrapper of an optimizer has skipped its last step, for gradients that are not finite.
-
-    In the hooks of a step its `step_was_skipped` is still that of the step before.
-    """
-    return getattr(optimizer, "step_was_skipped", False) and not getattr(optimizer, "_accelerate_step_called", False)
-
-
-def step_hooks(optimizer: object) -> dict[int, Any] | None:
-    """Return the hooks that run after each step of an optimizer; None for a wrapper or another kind of optimizer."""
-    return vars(optimizer).get("_optimizer_step_post_hooks") if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
 def lerp_(targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:

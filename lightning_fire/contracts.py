@@ -170,13 +170,13 @@ class HasResetParameters(Protocol):
 C = TypeVar("C")
 
 
-def offers(thing: object, contract: type[C]) -> TypeGuard[C]:
+def implements(thing: object, contract: type[C]) -> TypeGuard[C]:
     """Return whether an object has all members of a protocol of this file.
 
     From Python 3.12 on, `isinstance` does not see what `__getattr__` returns, such as the submodules of a module.
 
     Example:
-        >>> offers(torch.nn.Linear(2, 1), HasResetParameters), offers(torch.nn.ReLU(), HasResetParameters)
+        >>> implements(torch.nn.Linear(2, 1), HasResetParameters), implements(torch.nn.ReLU(), HasResetParameters)
         (True, False)
     """
     return all(
@@ -189,11 +189,11 @@ def offers(thing: object, contract: type[C]) -> TypeGuard[C]:
 def chunk_of(data: object) -> int | None:
     """Return the `chunk` of a DataModule or other data; None without one, or if it is not an integer."""
     try:
-        return operator.index(data.chunk) if offers(data, HasChunk) else None
+        return operator.index(data.chunk) if implements(data, HasChunk) else None
     except TypeError:
         return None
 
 
 def num_chunks_of(data: object) -> int | None:
     """Return the `num_chunks` of a DataModule or other training data; None without it."""
-    return data.num_chunks if offers(data, HasNumChunks) else None
+    return data.num_chunks if implements(data, HasNumChunks) else None

@@ -1,4 +1,4 @@
-"""Several processes: sharded tensors (DTensor, of FSDP2 and tensor parallelism), and reductions over ranks."""
+"""Several devices and processes: transfers, sharded tensors (DTensor, of FSDP2 and tensor parallelism), reductions."""
 
 import inspect
 import warnings
@@ -11,6 +11,16 @@ from torch import Tensor, distributed, nn
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+
+
+def to_list(values: Sequence[Tensor]) -> list[Any]:
+    """Return tensors of one shape, on any devices, as numbers or (nested) lists. The host waits once."""
+    return torch.stack([value.to(values[0].device) for value in values]).tolist() if values else []
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Move a tensor to a device. The host does not wait for a copy from CPU to GPU."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
 
 
 def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
@@ -36,6 +46,12 @@ def local(tensor: Tensor) -> Tensor:
     """
     tensor = tensor.detach()
     return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Return whether entries of a tensor share memory, as those of `expand` do: they cannot be written separately."""
+    part = local(tensor)
+    return any(size > 1 and stride == 0 for size, stride in zip(part.shape, part.stride(), strict=True))
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from opcode import opname
 from pathlib import Path
 
 
-def no_name(module: str, name: str) -> Exception:
+def missing_name_error(module: str, name: str) -> Exception:
     """Return the error that the `__getattr__` of a module raises for a name that it lacks.
 
     Returns:

@@ -135,7 +135,7 @@ class AtNewData(Schedule):
         self.skip_first = skip_first
 
     def due(self, clock: Clock) -> bool:
-        return clock.epoch_start and clock.new_data and not (self.skip_first and clock.chunk == 0)
+        return clock.new_data and not (self.skip_first and clock.chunk == 0)
 
 
 class AtEpochs(Schedule):
@@ -324,14 +324,32 @@ def idle_epochs(schedule: Any, horizon: Horizon) -> float:
         return min(idle_epochs(each, horizon) for each in schedule.schedules)
     if isinstance(schedule, AtNewData):
         return math.inf if schedule.skip_first else 0
+    return next(iter(_epochs_of(schedule, horizon) or [0]))
+
+
+def is_past(schedule: Any, horizon: Horizon, epoch: int) -> bool:
+    """Return whether a schedule is certainly not due from the start of an epoch on.
+
+    Example:
+        >>> is_past(AtEpochs([1]), Horizon(max_epochs=9), 2), is_past(AtFraction(0.5), Horizon(max_epochs=9), 2)
+        (True, False)
+    """
+    if isinstance(schedule, AnyOf):
+        return all(is_past(each, horizon, epoch) for each in schedule.schedules)
+    epochs = _epochs_of(schedule, horizon)
+    return epochs is not None and all(each < epoch for each in epochs)
+
+
+def _epochs_of(schedule: Any, horizon: Horizon) -> list[int] | None:
+    """Return the epochs at whose starts a schedule by epochs is due; None of another one, or if steps end training."""
     end = horizon.max_epochs
     if not isinstance(schedule, AtEpochs | EveryNEpochs | AtFraction) or horizon.max_steps or not end:
-        return 0
+        return None
     clocks = (
         Clock(epoch, epoch, new_data=epoch == 0, progress=epoch / end, progress_before=max(0, epoch - 1) / end)
         for epoch in range(end)
     )
-    return next((clock.epoch for clock in clocks if schedule.due(clock)), 0)
+    return [clock.epoch for clock in clocks if schedule.due(clock)]
 
 
 def one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:

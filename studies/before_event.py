@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lightning_fire.functional import loss_curvature
-from lightning_fire.methods.base.ignored_passes import keeping_modes
+from lightning_fire.methods.base.loop import gradients_of
 from lightning_fire.methods.base.one_step import readiness, sharpness_along
+from lightning_fire.methods.base.passes import keeping_modes
 from lightning_fire.methods.base.plasticity import (
     gram_of_last_features,
     report_of_features,
     report_of_units,
     report_of_weights,
 )
-from lightning_fire.methods.base.training import gradients_of
 from lightning_fire.methods.base.unit_scores import mean_activities
 from lightning_fire.where import HiddenUnits
 from studies.ensemble import Act, Ensemble, Member

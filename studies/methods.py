@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 
 from lightning_fire import functional
 from lightning_fire.functional.orthogonal import Scale
-from lightning_fire.methods import FIRE, FullReset, Loop, ShrinkAndPerturb, isometric_values, reset_optimizer_state
+from lightning_fire.methods import FIRE, FullReset, Loop, ShrinkAndPerturb, drop_state, isometric_values
 from lightning_fire.where import Parameters, Weights
 from studies.ensemble import Act, Member
 
@@ -52,7 +52,7 @@ def shrink_and_perturb(member: Member, optimizer: Optimizer, strength: float) ->
 
 def reset_optimizer(member: Member, optimizer: Optimizer) -> None:
     """Reset the moments of Adam only."""
-    reset_optimizer_state(optimizer, member.network.parameters())
+    drop_state(optimizer, member.network.parameters())
 
 
 METHODS: dict[str, Act] = {

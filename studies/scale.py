@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fire.functional import fire
-from lightning_fire.methods import reset_optimizer_state
+from lightning_fire.methods import drop_state
 from lightning_fire.where import normalized_weights
 from studies.ensemble import Act, Member
 from studies.methods import WHERE, reset, vanilla
@@ -47,7 +47,7 @@ def act(member: Member, optimizer: Optimizer, direction: str, norms: tuple[str, 
     for view in views:
         weight = fire(view.read()) if direction == "fire" else view.read()
         view.write(weight * (found[view.name] / weight.norm()))
-    reset_optimizer_state(optimizer, [view.parameter for view in views])
+    drop_state(optimizer, [view.parameter for view in views])
 
 
 METHODS: dict[str, Act] = {"vanilla": vanilla} | {

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 
-from lightning_fire.methods import reset_optimizer_state
+from lightning_fire.methods import drop_state
 
 LIBRARIES = {  # module: distribution
     "torch.optim": "torch",
@@ -123,7 +123,11 @@ def way_of(kind: Any) -> tuple[Build, bool]:
 
 
 def outcome(kind: Any, build: Build, with_graph: bool, every: bool) -> str:
-    """Return `equal`, `warned`, or in capitals what is wrong."""
+    """Return what became of the replaced weights, in capitals if it is wrong.
+
+    `equal`: they step as in a new optimizer. `counts on`: their state is that of a new one, and a count for
+    several parameters continues. `warned`: the initial state is not known, which a warning says.
+    """
     weights = new_weights()
     optimizer = made(build, kind, weights)
     for seed in range(30):
@@ -136,9 +140,13 @@ def outcome(kind: Any, build: Build, with_graph: bool, every: bool) -> str:
     try:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            reset_optimizer_state(optimizer, None if every else replaced)
+            drop_state(optimizer, None if every else replaced)
         copies = new_weights([weight.data for weight in weights])
         new = made(build, kind, copies)
+        of_new = all(
+            same_state(optimizer.state.get(one, {}), new.state.get(other, {}))
+            for one, other in zip(replaced, copies, strict=False)
+        )
         for seed in (100, 101):
             step(optimizer, weights, seed, with_graph)
             step(new, copies, seed, with_graph)
@@ -149,7 +157,13 @@ def outcome(kind: Any, build: Build, with_graph: bool, every: bool) -> str:
         return "warned"
     pairs = zip(replaced, copies, starts, strict=False)
     is_equal = all(bool((one - other).norm() <= 0.01 * (other - start).norm() + 1e-9) for one, other, start in pairs)
-    return "equal" if is_equal else "DIFFERENT"
+    return "equal" if is_equal else "counts on" if of_new else "DIFFERENT"
+
+
+def same_state(one: Any, other: Any) -> bool:
+    """Return whether two states of a parameter have equal keys and tensors."""
+    tensors = [(value, other.get(key)) for key, value in one.items() if isinstance(value, Tensor)]
+    return one.keys() == other.keys() and all(isinstance(b, Tensor) and torch.equal(a, b) for a, b in tensors)
 
 
 def results_of(library: str) -> dict[tuple[str, str], list[str]]:

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from lightning_fire import contracts
-from lightning_fire.contracts import HasAct, HasChunk, HasLossOn, HasTexts, chunk_of, num_chunks_of, offers
+from lightning_fire.contracts import HasAct, HasChunk, HasLossOn, HasTexts, chunk_of, implements, num_chunks_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "callbacks.md"
 HEAD = "| offered by | member | meaning |\n|---|---|---|\n"
@@ -48,19 +48,19 @@ class Inner:
 
 @pytest.mark.parametrize("thing", [Inner(), ByDelegation(Inner())])
 def test_members_are_found_on_an_object_and_through_a_wrapper(thing):
-    assert offers(thing, HasChunk)
-    assert offers(thing, HasAct)
-    assert not offers(thing, HasLossOn)
-    assert not offers(thing, HasTexts), "text_weights is missing"
+    assert implements(thing, HasChunk)
+    assert implements(thing, HasAct)
+    assert not implements(thing, HasLossOn)
+    assert not implements(thing, HasTexts), "text_weights is missing"
 
 
 def test_a_submodule_is_a_method_and_a_number_is_not():
     module = nn.Module()
     module.loss_on = nn.Linear(1, 1)
-    assert offers(module, HasLossOn)
+    assert implements(module, HasLossOn)
     module = nn.Module()
     module.loss_on = 3
-    assert not offers(module, HasLossOn)
+    assert not implements(module, HasLossOn)
 
 
 @pytest.mark.parametrize(("chunk", "expected"), [(2, 2), (True, 1), ("2024-05", None), (1.0, None), (None, None)])

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import errno
+import signal
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -126,16 +127,27 @@ class WithTarget(Validated):
         self.target.load_state_dict(self.net.state_dict())
 
 
+class InterruptedAt(RaisesAt):
+    """Sends the signal of Ctrl-C at an operation."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        if self.count == self.number:
+            signal.raise_signal(signal.SIGINT)
+        return func(*args, **(kwargs or {}))
+
+
 def stopped(build, mode: RaisesAt) -> Callback:
     """Return a method whose first event runs under a mode."""
     method = build()
 
     class Stopped(type(method)):
-        def act(self, trainer, pl_module):
-            with mode if self.num_events == 0 else contextlib.nullcontext():
-                return super().act(trainer, pl_module)
+        title = method.title  # part of the key in the checkpoint
 
-    Stopped.__name__ = type(method).__name__  # part of the key in the checkpoint
+        def act(self, trainer, pl_module, clock):
+            with mode if self.num_events == 0 else contextlib.nullcontext():
+                return super().act(trainer, pl_module, clock)
+
     method.__class__ = Stopped
     return method
 
@@ -152,14 +164,14 @@ def stopped(build, mode: RaisesAt) -> Callback:
     ids=["fire", "fresh", "injection", "redo"],
 )
 def test_an_event_that_is_stopped_in_the_middle_is_done_once(tmp_path, build):
-    """Resumed, the run ends with the weights of an undisturbed one; at any operation: `test_all_or_nothing`."""
+    """Resumed, the run ends with the weights of an undisturbed one; an event waits with Ctrl-C until it is whole."""
     kind = Validated if build().name == "plasticity_injection" else WithTarget
     expected = run(build(), kind=kind)  # the first event computes what later ones remember
     run(stopped(build, counter := RaisesAt()), kind=kind)
     assert counter.count > 10
     for number in sorted({*range(1, counter.count, -(-counter.count // 7)), counter.count - 1, counter.count}):
         with pytest.raises((KeyboardInterrupt, SystemExit)):
-            run(stopped(build, RaisesAt(number, KeyboardInterrupt)), SavesOnFailure(tmp_path), kind=kind)
+            run(stopped(build, InterruptedAt(number)), SavesOnFailure(tmp_path), kind=kind)
         resumed = build()
         assert_same_weights(run(resumed, kind=kind, ckpt_path=tmp_path / "now.ckpt"), expected)
         assert resumed.num_events == 2
@@ -423,8 +435,8 @@ def test_redo_resets_no_unit_of_a_network_that_has_diverged():
     """NaN is not 0."""
 
     class Counts(PlasticityCallback):
-        def act(self, trainer, pl_module):
-            self.values = super().act(trainer, pl_module)
+        def act(self, trainer, pl_module, clock):
+            self.values = super().act(trainer, pl_module, clock)
             return self.values
 
     method = Counts(ReDo(threshold=0.5))

@@ -46,7 +46,7 @@ def epoch_starts(schedule, epochs_per_chunk, steps_per_epoch=10):
 def test_at_new_data():
     assert epoch_starts(AtNewData(), [3, 2, 1]) == [3, 5]
     assert epoch_starts(AtNewData(skip_first=False), [3, 2, 1]) == [0, 3, 5]
-    assert not AtNewData().due(Clock(3, 30, epoch_start=False, chunk=1, new_data=True))
+    assert AtNewData().due(Clock(3, 30, epoch_start=False, chunk=1, new_data=True))  # data without end
 
 
 def test_at_epochs():

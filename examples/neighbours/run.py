@@ -51,14 +51,15 @@ class Watch:
         self.found, self.seen = [], False  # faults; whether some change is larger than what training has added
         make = Change.make
 
-        def watched(change) -> None:
+        def watched(change):
             names = {view.parameter: view.name for view in change.weights}
             self.judge([tensor for tensor in names if tensor in self.written])
             old = {tensor: tensor.detach().clone() for tensor in names}
-            make(change)
+            report = make(change)
             self.events += 1
             self.matrices |= {(view.parameter, view.rows) for view in change.weights}
             self.written |= {t: (name, old[t], t.detach().clone()) for t, name in names.items()}
+            return report
 
         Change.make = watched
 
@@ -88,11 +89,17 @@ def run_here(script: str) -> None:
     model = runpy.run_path(str(HERE / f"{script}.py"), run_name="__main__")["model"]
     if faults := watch.faults():
         raise SystemExit("\n".join(faults))
+    from torch import nn
+
     from lightning_fire import Weights
 
     acted_on = model if isinstance(model, list) else [model]
     parameters = {parameter for each in acted_on for parameter in each.parameters()}
-    of = sum(int(Weights("cnn", layers=gates_in(each)).select(each).counted.split()[2]) for each in acted_on)
+    of = 0
+    for each in acted_on:
+        recurrent = any(isinstance(part, nn.RNNBase) for part in each.modules())
+        every = Weights(preset="cnn", layers={nn.RNNBase: "gates"} if recurrent else None)
+        of += int(every.select(each).counted.split()[2])
     print(f"\nROW {watch.events},{sum(parameter in parameters for parameter, _ in watch.matrices)} of {of}")
 
 

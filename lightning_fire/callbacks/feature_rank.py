@@ -6,10 +6,10 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire import methods
-from lightning_fire.callbacks.base.log import log_now
-from lightning_fire.callbacks.base.method import MethodCallback
-from lightning_fire.callbacks.probing.batches import copied, training_output
-from lightning_fire.callbacks.probing.side_effects import as_written, without_side_effects
+from lightning_fire._lightning import optimizers_of
+from lightning_fire.callbacks.base import ClockCallback
+from lightning_fire.callbacks.log import log_now
+from lightning_fire.callbacks.probing.batches import as_written, copied, training_output, without_side_effects
 from lightning_fire.functional.checks import at_least
 from lightning_fire.messages import inform
 from lightning_fire.methods.base.unit_reset import units_in_words, units_shown_later
@@ -18,7 +18,7 @@ from lightning_fire.where import HiddenUnits
 from lightning_fire.where.argument import checked
 
 
-class FeatureRank(MethodCallback):
+class FeatureRank(ClockCallback):
     """Gradient ascent on the mean entropy rank of the hidden features, one step every `every_n_batches` batches.
 
     Combined with an optimizer with an L2 penalty, such as `torch.optim.Adam(…, weight_decay=1e-4)`, it is L2-ER. Logs
@@ -57,9 +57,11 @@ class FeatureRank(MethodCallback):
         return units_shown_later(self.title, self.where)
 
     def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        with self.selecting(trainer, pl_module):
-            self._method = methods.RankAscent(pl_module, self.given.forward, self.lr, self.where, trainer.world_size)
-        inform(f"{self.title} will watch {units_in_words(self._method.layers)}.")
+        trained = methods.Loop(optimizers_of(trainer, pl_module)).trained(pl_module)
+        given = pl_module, self.given.forward, self.lr, self.where, trained, trainer.world_size
+        self._method = methods.RankAscent(*given)
+        if not self._begun:
+            inform(f"{self.title} will watch {units_in_words(self._method.layers)}.")
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.epoch_start:

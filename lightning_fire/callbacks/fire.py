@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_fire.callbacks.base.log_options import Log
+from lightning_fire.callbacks.log import Log
 from lightning_fire.callbacks.plasticity_callback import PlasticityCallback
 from lightning_fire.methods import FIRE
 from lightning_fire.when import Schedule
@@ -28,8 +28,3 @@ class FIRECallback(PlasticityCallback):
 
     def __init__(self, when: Schedule | Sequence[Schedule] | None = None, log: Log | None = None, **options: Any):
         super().__init__(FIRE(**options), when, log=log)
-
-    @property
-    def title(self) -> str:
-        """Name of this callback in messages."""
-        return type(self).__name__

@@ -1,21 +1,28 @@
 """Hare and Tortoise as a callback (Lee et al., ICML 2024)."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 
 from lightning_fire import methods
-from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.callbacks.base.log_options import Log
-from lightning_fire.callbacks.base.method import optimizers_of
+from lightning_fire._lightning import optimizers_of
+from lightning_fire.callbacks.log import Log
+from lightning_fire.callbacks.plasticity_callback import PlasticityCallback
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.tortoise import check_momentum
 from lightning_fire.when import EveryNEpochs, Horizon, Schedule
 
 
-class HareAndTortoise(EventCallback):
+class _Reset(methods.EventMethod):
+    name: ClassVar[str] = "hare_and_tortoise"
+    remakes_network: ClassVar[bool] = False
+    optimizer_state = "keep"
+
+
+class HareAndTortoise(PlasticityCallback):
     """Resets the module (the hare) to the EMA of its weights (the tortoise), see `methods.Tortoise`.
 
     The tortoise is updated after each optimizer step. Validation, test and prediction use its weights, training those
@@ -32,31 +39,23 @@ class HareAndTortoise(EventCallback):
             unchanged then.
     """
 
-    name = "hare_and_tortoise"
-    remakes_network = False
-    keeps_state = True
-
     def __init__(
         self, when: Schedule | Sequence[Schedule] | None = None, momentum: float = 0.999, log: Log | None = None
     ):
-        super().__init__(EveryNEpochs(10) if when is None else when, log)
+        super().__init__(_Reset(), EveryNEpochs(10) if when is None else when, log=log)
         check_momentum(momentum)
-        self.momentum = momentum
+        self.momentum, self.keeps_state = momentum, True
         self._swapped: methods.Tortoise | None = None
 
     def idle_epochs(self, horizon: Horizon) -> float:
         return 0  # the tortoise is updated from the first step on
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        with self.selecting(trainer, pl_module):
-            self._method = self._make(pl_module)
+    def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._state = self._state_of_method()
+        self._method = self._make(pl_module, methods.Loop(optimizers_of(trainer, pl_module)).trained(pl_module))
 
-    def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._method.step()
-
-    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        change: Change = self._method.plan(self.logs.weights, optimizers_of(trainer, pl_module))
+    def event(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        change: Change = self._method.plan(self.logs.weights)
         return change
 
     @torch.inference_mode(False)  # clones made here are written to outside of inference mode
@@ -67,7 +66,7 @@ class HareAndTortoise(EventCallback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._swapped is not None:
-            self._swapped.swap(optimizers_of(trainer, pl_module) if trainer.training or trainer.validating else ())
+            self._swapped.swap()
             self._swapped = None
 
     on_test_start = on_predict_start = on_validation_start
@@ -77,18 +76,11 @@ class HareAndTortoise(EventCallback):
         self.on_validation_end(trainer, pl_module)
         super().on_exception(trainer, pl_module, exception)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "tortoise": self._state_of_method()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._state = state_dict["tortoise"]
-
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the module from copies and pickles."""
         return {**super().__getstate__(), "_swapped": None}
 
-    def _make(self, pl_module: LightningModule) -> methods.Tortoise:
-        method = methods.Tortoise(pl_module, self.momentum)
+    def _make(self, pl_module: LightningModule, trained: Collection[Tensor] | None = None) -> methods.Tortoise:
+        method = methods.Tortoise(pl_module, self.momentum, trained)
         method.load_state_dict(self._state)
         return method

@@ -3,7 +3,7 @@
 from lightning.pytorch import Trainer
 
 from lightning_fire._lightning import undeclared
-from lightning_fire.callbacks.base.progress import Progress
+from lightning_fire.callbacks.clock import TrainerClock
 
 
 def announce_new_data(trainer: Trainer) -> None:
@@ -23,5 +23,5 @@ def announce_new_data(trainer: Trainer) -> None:
     if not hasattr(trainer, "callbacks"):
         raise TypeError(f"`trainer` must be a Trainer, got {type(trainer).__name__}")
     for callback in undeclared(trainer).callbacks:
-        if isinstance(progress := getattr(callback, "progress", None), Progress):
-            progress.announce(trainer)
+        if isinstance(clock := getattr(callback, "clock", None), TrainerClock):
+            clock.announce(trainer)

@@ -10,15 +10,21 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fire.callbacks.base.log import log_now, loss_scale
-from lightning_fire.callbacks.base.log_options import Log, log_of
-from lightning_fire.callbacks.base.method import MethodCallback
-from lightning_fire.callbacks.probing.batches import BatchInHand, copied, on_all_ranks, training_loss, why_not_run
+from lightning_fire.callbacks.base import ClockCallback
+from lightning_fire.callbacks.log import Log, log_now, log_of, loss_scale
+from lightning_fire.callbacks.probing.batches import (
+    BatchInHand,
+    copied,
+    evaluating,
+    on_all_ranks,
+    training_loss,
+    why_not_run,
+)
 from lightning_fire.callbacks.probing.curvature import measured_lambda_max
 from lightning_fire.callbacks.probing.one_step import measured_one_step
-from lightning_fire.callbacks.probing.side_effects import evaluating
 from lightning_fire.distributed import gathered, reshard
 from lightning_fire.functional.checks import at_least
 from lightning_fire.messages import inform
@@ -35,7 +41,7 @@ from lightning_fire.where import HiddenUnits, UnitLayer, Weights
 from lightning_fire.where.argument import checked
 
 
-class PlasticityMonitor(MethodCallback):
+class PlasticityMonitor(ClockCallback):
     """Logs metrics of plasticity at the end of epochs, and their cost.
 
     Weights, at the end of every `every_n_epochs`-th epoch: `plasticity/dfi_normalized` and `plasticity.raw/dfi`, means
@@ -115,7 +121,7 @@ class PlasticityMonitor(MethodCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._began, self._seconds, self._gradients = time.perf_counter(), 0.0, {}
-        self._last_look = min(self._last_look, self.progress.step)  # another Trainer counts steps from 0
+        self._last_look = min(self._last_look, self.clock.step)  # another Trainer counts steps from 0
         reason = why_not_run(trainer, pl_module)
         self._looks = self.data_every_n_steps is not None and not reason
         if reason and self.data_every_n_steps is not None:
@@ -136,6 +142,9 @@ class PlasticityMonitor(MethodCallback):
         if isinstance(failure, ValueError) and (self.units.include or self.units.exclude):
             raise failure
         inform(f"{self.name}/dormant_fraction is not logged: {failure}.")
+
+    def held(self) -> Sequence[Tensor]:
+        return [parameter for layer in self._layers for parameter in layer.parameters()]
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.epoch_start:
@@ -170,8 +179,8 @@ class PlasticityMonitor(MethodCallback):
         if not self._looks or every is None or not trainer.is_last_batch:
             return
         start = time.perf_counter()
-        if self.progress.step - self._last_look >= every and self._last_batches:
-            self._last_look = self.progress.step
+        if self.clock.step - self._last_look >= every and self._last_batches:
+            self._last_look = self.clock.step
             self._seen = self._look(trainer, pl_module)
         self._last_batches.clear()
         self._seconds_of_look = time.perf_counter() - start

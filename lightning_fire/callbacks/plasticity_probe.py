@@ -13,16 +13,16 @@ from torch.optim import Adam, Optimizer
 from torch.utils.data import DataLoader, RandomSampler
 
 from lightning_fire._lightning import transferred, undeclared
-from lightning_fire.callbacks.base.log import log_now
-from lightning_fire.callbacks.base.method import MethodCallback
+from lightning_fire.callbacks.base import ClockCallback
+from lightning_fire.callbacks.log import log_now
 from lightning_fire.callbacks.probing.batches import why_not_run
 from lightning_fire.callbacks.probing.learning import learning_curve
-from lightning_fire.contracts import HasProbeDataloader, offers
+from lightning_fire.contracts import HasProbeDataloader, implements
 from lightning_fire.functional.checks import at_least
 from lightning_fire.when import Clock
 
 
-class PlasticityProbe(MethodCallback):
+class PlasticityProbe(ClockCallback):
     """Logs how well a copy of the module learns a fixed held-out task in some steps.
 
     After Hernandez-Garcia et al. (arXiv 2606.24752), who let copies of a language model learn Vietnamese. `probe/loss`
@@ -68,7 +68,7 @@ class PlasticityProbe(MethodCallback):
         if reason := why_not_run(trainer, pl_module):
             raise MisconfigurationException(f"PlasticityProbe cannot train a copy: {reason}.")
         data = undeclared(trainer).datamodule
-        if self.task is None and not offers(data, HasProbeDataloader):
+        if self.task is None and not implements(data, HasProbeDataloader):
             raise ValueError(
                 "PlasticityProbe needs a held-out task: its `task`, or a DataModule with probe_dataloader()"
             )

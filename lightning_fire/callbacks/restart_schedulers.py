@@ -1,23 +1,32 @@
 """Restart of learning-rate schedules at new data."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
 from lightning_fire._private import is_a
-from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.methods.base.change import Change
+from lightning_fire.callbacks.log import Log
+from lightning_fire.callbacks.plasticity_callback import PlasticityCallback
+from lightning_fire.methods import Change, EventMethod
 from lightning_fire.methods.base.optimizers import with_inner
+from lightning_fire.methods.base.report import Report
+from lightning_fire.when import Schedule
 
 _COUNTS = ("num_steps", "step", "k")  # step counts in parameter groups, such as that of UPGD for its noise
 
 
-class RestartSchedulers(EventCallback):
+class _Restart(EventMethod):
+    name: ClassVar[str] = "restart_schedulers"
+    acts_on_shards = True
+    changes_weights: ClassVar[bool] = False
+    changes_output: ClassVar[bool] = False
+
+
+class RestartSchedulers(PlasticityCallback):
     """Restarts the learning-rate schedules when new data arrives, by calling `configure_optimizers` again.
 
     Schedulers and the settings of parameter groups (learning rate, momentum, weight decay) are then those of a new
@@ -40,10 +49,10 @@ class RestartSchedulers(EventCallback):
         MisconfigurationException: If `configure_optimizers` returns None.
     """
 
-    acts_on_shards = True
-    replaces_weights = False
-    changes_weights = False
-    name = "restart_schedulers"
+    acts_first = True  # other methods then see the parameters that it adds to the optimizer
+
+    def __init__(self, when: Schedule | Sequence[Schedule] | None = None, log: Log | None = None):
+        super().__init__(_Restart(), when, log=log)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
@@ -61,26 +70,20 @@ class RestartSchedulers(EventCallback):
                 for group, values in zip(optimizer.param_groups, groups, strict=True):
                     group.update(values)
 
-    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        again = partial(_configure_again, trainer, list(trainer.optimizers))
-        return Change(then=again, guards=[partial(_same_optimizers_after_error, trainer)])
-
-
-@contextmanager
-def _same_optimizers_after_error(trainer: Trainer) -> Iterator[None]:
-    strategy = trainer.strategy
-    optimizers, configs = strategy.optimizers, strategy.lr_scheduler_configs
-    try:
-        yield
-    except Exception:
-        strategy.optimizers, strategy.lr_scheduler_configs = optimizers, configs
-        raise
+    def event(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        return Change(report=Report(), then=[partial(_configure_again, trainer, list(trainer.optimizers))])
 
 
 def _configure_again(trainer: Trainer, before: Sequence[Optimizer]) -> None:
     """Replace optimizers and schedulers by new ones, with the optimizer state of the optimizers `before`."""
-    trainer.strategy.setup_optimizers(trainer)
-    _check_configured(trainer)
+    strategy = trainer.strategy
+    former = strategy.optimizers, strategy.lr_scheduler_configs
+    try:
+        strategy.setup_optimizers(trainer)
+        _check_configured(trainer)
+    except Exception:
+        strategy.optimizers, strategy.lr_scheduler_configs = former
+        raise
     for new, old in zip(trainer.optimizers, before, strict=False):
         for group in old.param_groups[len(new.param_groups) :]:  # added later, as by BackboneFinetuning
             later = set(group["params"])

@@ -1,17 +1,26 @@
 """Switch from AdamW to Muon at an event."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.methods.base.change import Change
+from lightning_fire.callbacks.log import Log
+from lightning_fire.callbacks.plasticity_callback import PlasticityCallback
+from lightning_fire.methods import Change, EventMethod
+from lightning_fire.methods.base.report import Report
 from lightning_fire.optim import Muon
-from lightning_fire.when import Clock, Horizon
+from lightning_fire.when import Clock, Horizon, Schedule
 
 
-class UseMuon(EventCallback):
+class _Switch(EventMethod):
+    name: ClassVar[str] = "use_muon"
+    changes_weights: ClassVar[bool] = False
+    changes_output: ClassVar[bool] = False
+
+
+class UseMuon(PlasticityCallback):
     """Switches a `Muon` optimizer from AdamW for all parameters to Muon for hidden matrices, at its first event.
 
     In the paper's warm-start runs the second chunk starts from the same weights as for all other methods, up to
@@ -25,8 +34,8 @@ class UseMuon(EventCallback):
         MisconfigurationException: When training starts, if no optimizer is a `Muon`.
     """
 
-    replaces_weights = False
-    name = "use_muon"
+    def __init__(self, when: Schedule | Sequence[Schedule] | None = None, log: Log | None = None):
+        super().__init__(_Switch(), when, log=log)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -46,14 +55,14 @@ class UseMuon(EventCallback):
     def idle_epochs(self, horizon: Horizon) -> float:
         return 0  # it pauses Muon
 
-    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+    def event(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         def switch() -> None:
             for optimizer, group in _hidden_groups(trainer):
                 group["paused"] = False
                 for parameter in group["params"]:
                     optimizer.state.pop(parameter, None)
 
-        return Change(then=switch)
+        return Change(report=Report(), then=[switch])
 
 
 def _hidden_groups(trainer: Trainer) -> Any:

@@ -19,7 +19,7 @@ from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, dfi_normalized
 from lightning_fire.printable import printable, without_nan
 from lightning_fire.where import Selection, WeightView
-from lightning_fire.where.selection import about, columns, some, times
+from lightning_fire.where.selection import columns, format_shape, reasons_in_words, shorten
 
 # choice of --sort: attribute, column header
 METRICS = {
@@ -82,7 +82,9 @@ def table(rows: Sequence[Diagnosis], steps: int | str) -> str:
     cells = [("weight", "shape", *(head for _, head in METRICS.values()))]
     for row in rows:
         values = [_short(getattr(row, attribute)) for attribute, _ in METRICS.values()]
-        cells.append((row.name, times(row.shape), *(values if isfinite(row.norm) else ["NaN or Inf", *[""] * 5])))
+        cells.append(
+            (row.name, format_shape(row.shape), *(values if isfinite(row.norm) else ["NaN or Inf", *[""] * 5]))
+        )
     known = [row for row in rows if isfinite(row.norm)]
     if not known:
         return f"{columns(cells)}\n{len(rows)} weight matrices, none of them finite"
@@ -92,7 +94,7 @@ def table(rows: Sequence[Diagnosis], steps: int | str) -> str:
     if norm := sum(each.norm**2 for each in known):
         moved = sum(each.sfe_normalized * each.norm**2 for each in known if isfinite(each.sfe_normalized))
         summary += f", SFE/‖W‖² of {'these' if bad else 'all'} together {_short(moved / norm)} (--steps {steps})"
-    return f"{columns(cells)}\n{summary}{f'; NaN or Inf in {some(bad)}' if bad else ''}"
+    return f"{columns(cells)}\n{summary}{f'; NaN or Inf in {shorten(bad)}' if bad else ''}"
 
 
 def _short(value: float) -> str:
@@ -160,7 +162,7 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
     else:
         print(printable(f"{options.checkpoint}: {checkpoint.description}\n\n{table(rows, fire['steps'])}"))
         if left:
-            print(printable(f"\n{selection}" if options.all else f"not taken: {about(left)}"))
+            print(printable(f"\n{selection}" if options.all else f"not taken: {reasons_in_words(left)}"))
         of = "the reference" if reference else "new weights"
         about_ratio = f"DfI × {ratio:.3g} that of {of} (geometric mean)\n{_NO_CONCLUSION}"
         unknown = "DfI has no reference: each weight is an isometry there, or not finite"

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from lightning_fire.checkpoints.formats import open_checkpoint
 from lightning_fire.where.layers import injected_heads, plain
-from lightning_fire.where.selection import some
+from lightning_fire.where.selection import shorten
 
 _WEIGHTS = (".safetensors", ".bin")  # files of a folder covered by a digest
 
@@ -73,9 +73,9 @@ class EarlierTraining:
         lacking = [
             name for name, (_, t) in own.items() if name not in given and (t.data_ptr() not in tied or not t.numel())
         ]
-        reasons = [f"it lacks {some(lacking)}"] if lacking else []
+        reasons = [f"it lacks {shorten(lacking)}"] if lacking else []
         if more := [name for name in given if name not in own]:
-            reasons.append(f"it also holds {some(more)}")
+            reasons.append(f"it also holds {shorten(more)}")
             if injected := sorted({name.partition(".taken_away.")[0] for name in more if ".taken_away." in name}):
                 reasons.append(f"it is of a PlasticityInjection: call wrap_heads(model, {injected}) before")
         for name in own.keys() & given.keys():

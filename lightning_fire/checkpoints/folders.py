@@ -14,7 +14,7 @@ from lightning_fire.checkpoints.optimizer_states import empty
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.safetensors_file import Safetensors
 from lightning_fire.checkpoints.stored import Checkpoint, Edit, Stored, in_layer_order
-from lightning_fire.where.selection import some
+from lightning_fire.where.selection import shorten
 
 _STATE = re.compile(r"optimizer|optim_states|scheduler|scaler|rng|random|training_args|rank\d|zero_")  # not of a model
 _ENDINGS = ("*.safetensors", "*.ckpt", "*.pt", "*.pth", "*.bin")
@@ -55,7 +55,7 @@ class Folder(Checkpoint):
         others = [
             str(file.relative_to(self.path)) for file in files if file not in read and not _STATE.match(file.name)
         ]
-        return [f"also in the folder, and not changed: {some(others)}"] if others else []
+        return [f"also in the folder, and not changed: {shorten(others)}"] if others else []
 
     def save(self, output: Path, names: Sequence[str], change: Edit) -> None:
         """Write a copy of the folder with some tensors changed, one file at a time; links are followed."""
@@ -112,7 +112,7 @@ def contents_of(folder: Path) -> str:
     files = (file for file in files if not _STATE.match(file.name))
     found = {file.parent if kind_of(file.parent) else file for file in files}
     found |= {file.parent for file in folder.glob("*/.metadata")}
-    named = f": name {some(list(map(str, sorted(found, key=_folders_first))), most=3)}" if found else ""
+    named = f": name {shorten(list(map(str, sorted(found, key=_folders_first))), most=3)}" if found else ""
     return f"has no model.safetensors or pytorch_model.bin, whole or with an index{named}"
 
 

@@ -84,12 +84,6 @@ def role_of(leaf: str, siblings: Collection[str]) -> str:
     return "v" if leaf in _VALUE and ((has_query and has_key) or names & _QUERY_KEY) else ""
 
 
-def is_attention_name(leaf: str) -> bool:
-    """Return whether a name is that of a query, key or value projection, fused or not."""
-    known = leaf in _QUERY | _KEY | _VALUE | _KEY_VALUE or _letters(leaf)[0] in ("q", "kv", "vk")
-    return known or bool(_FUSED.fullmatch(leaf)) or _is_like_fused(leaf)
-
-
 def _is_like_fused(leaf: str) -> bool:
     """Return whether a name is that of queries and keys, and perhaps values, in any order: `kqv`, `keys_queries`."""
     return bool(_LIKE_FUSED.search(leaf)) or {"q", "k"} <= set(_letters(leaf)[0])

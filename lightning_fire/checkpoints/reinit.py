@@ -26,7 +26,7 @@ from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, fire, shrink_and_perturb
 from lightning_fire.printable import printable
 from lightning_fire.where import Selection, WeightView
-from lightning_fire.where.selection import ByName, some
+from lightning_fire.where.selection import ByName, shorten
 
 _OWN = {  # options of each method that others do not have
     "fire": {"preset", "config", "tied", "steps", "coefficients", "scale"},
@@ -87,8 +87,8 @@ def towards(
     lacking = [stored.name for stored in tensors if not found[stored]]
     other = [f"{s.name}: {f[0].shape}, not {s.shape}" for s, f in found.items() if f and f[0].shape != s.shape]
     if lacking or other:
-        lacks = [f"lacks {len(lacking)} of {len(tensors)} tensors ({some(lacking)})"] if lacking else []
-        lacks += [f"has {len(other)} of {len(tensors)} in another shape ({some(other, '; ')})"] if other else []
+        lacks = [f"lacks {len(lacking)} of {len(tensors)} tensors ({shorten(lacking)})"] if lacking else []
+        lacks += [f"has {len(other)} of {len(tensors)} in another shape ({shorten(other, '; ')})"] if other else []
         raise ValueError(
             f"{initial.path} {' and '.join(lacks)}: give initial values of the same model, or leave these tensors out"
             " with --exclude"
@@ -157,10 +157,10 @@ def _run(options: argparse.Namespace) -> Tally:
     notes += checkpoint.notes()
     averages = [stored.name for stored in checkpoint.tensors if len(stored.shape) > 1 and is_average(stored.name)]
     if averages and not any(map(is_average, names)):
-        notes.append(f"named as averages of weights, and not changed: {some(averages)}")
+        notes.append(f"named as averages of weights, and not changed: {shorten(averages)}")
     checkpoint.save(options.output, names, change)
     if tally.zeros:
-        notes.append(f"left at zero, as zero matrices have no nearest isometry: {some(tally.zeros)}")
+        notes.append(f"left at zero, as zero matrices have no nearest isometry: {shorten(tally.zeros)}")
     matrices, steps = "", ""
     if options.method == "fire":
         matrices, steps = f"{tally.changed} weight matrices in ", f" (--steps {fire_options(options)['steps']})"
@@ -186,7 +186,7 @@ def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> 
     new = (lambda weight, target: target) if everything else moved
     known = {name for stored in checkpoint.tensors for name in stored.names}
     further = [stored.name for stored in initial.tensors if known.isdisjoint(stored.names)]
-    note = f"not in {checkpoint.path}, as if {initial.path} were of another model: {some(further)}"
+    note = f"not in {checkpoint.path}, as if {initial.path} were of another model: {shorten(further)}"
     return [stored.name for stored in chosen], towards(initial, chosen, new, tally), [note] if further else []
 
 
@@ -214,9 +214,9 @@ def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
         kept = f"{held} in the folder are kept: a resumed training may continue from old weights in them"
         return [*([kept] if held else []), *([_KEPT] if files else [])]
     if files and not states and drop:
-        raise ValueError(f"the optimizer states are in {some(files)} beside the file: name the folder to drop them")
+        raise ValueError(f"the optimizer states are in {shorten(files)} beside the file: name the folder to drop them")
     if files and not states:
-        return [f"optimizer states in {some(files)} beside the file belong to the old weights"]
+        return [f"optimizer states in {shorten(files)} beside the file belong to the old weights"]
     if not any(state["state"] for state in states):
         return ["the file has no optimizer states to drop"] if drop else []
     if drop:

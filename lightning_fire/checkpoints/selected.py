@@ -8,7 +8,7 @@ from lightning_fire.checkpoints.candidate import Candidate, is_matrix, is_vector
 from lightning_fire.checkpoints.fused import candidate_in
 from lightning_fire.where import Selection, Weights, WeightView
 from lightning_fire.where.presets import PRESETS
-from lightning_fire.where.selection import Row, some, times
+from lightning_fire.where.selection import Row, format_shape, shorten
 
 VECTOR = "one row or column: only its length would change"
 
@@ -17,7 +17,7 @@ def declared(weights: Weights, candidates: Sequence[Candidate]) -> list[Candidat
     """Return the candidates, split according to `split`."""
     for pattern in weights.split:
         if not any(re.search(pattern, candidate.name) for candidate in candidates):
-            names = some([candidate.name for candidate in candidates]) or "none"
+            names = shorten([candidate.name for candidate in candidates]) or "none"
             raise ValueError(f"`split` has {pattern!r}, which matches no weight; there are: {names}")
     return [_declared(weights, candidate) for candidate in candidates]
 
@@ -91,5 +91,5 @@ def row_of(candidate: Candidate, shape: tuple[int, ...], reasons: Mapping[Weight
 def _matrices_of(view: WeightView) -> str:
     """Format the shape of a view; a stack as `4 of 16×8`."""
     if not view.layout.startswith("stacked"):
-        return times(view.shape)
-    return f"{view.groups} of {times((view.shape[0] // view.groups, *view.shape[1:]))}"
+        return format_shape(view.shape)
+    return f"{view.groups} of {format_shape((view.shape[0] // view.groups, *view.shape[1:]))}"

@@ -16,7 +16,7 @@ from lightning_fire.checkpoints.selected import declared, preset_for, reasons_of
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
 from lightning_fire.where.layers import plain
-from lightning_fire.where.selection import ByName, about
+from lightning_fire.where.selection import ByName, reasons_in_words
 from lightning_fire.where.weight_view import Layout
 
 EMBEDDING = "embedding"
@@ -80,7 +80,7 @@ def select_weights(
     rows = [row_of(candidate, stored.shape, reasons) for candidate, stored in zip(candidates, tensors, strict=True)]
     selection = selected_weights(reasons, rows, layers_only, preset)
     if not selection:
-        raise ValueError(f"{weights} selects no weight of the file: {about(rows) or 'it has no tensors'}")
+        raise ValueError(f"{weights} selects no weight of the file: {reasons_in_words(rows) or 'it has no tensors'}")
     return selection
 
 

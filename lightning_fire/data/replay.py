@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lightning_fire._lightning import begin_next_epoch, undeclared
-from lightning_fire.contracts import HasAct, offers
+from lightning_fire.contracts import HasAct, implements
 from lightning_fire.messages import inform, rank_zero_warn
 
 
@@ -125,7 +125,7 @@ class ReplayDataModule(pl.LightningDataModule):
                 "ReplayDataModule steps its environments in one process: set Trainer(devices=1), and train one seed on"
                 " each device"
             )
-        if not offers(self.trained_by.lightning_module, HasAct):
+        if not implements(self.trained_by.lightning_module, HasAct):
             raise MisconfigurationException(
                 f"{type(self.trained_by.lightning_module).__name__} needs act(observations, step, generator), which"
                 " returns the actions for observations (num_envs, *shape)"

@@ -14,7 +14,7 @@ from gymnasium.wrappers import FrameStackObservation, RecordVideo
 from torch import Tensor
 
 from lightning_fire._lightning import undeclared
-from lightning_fire.contracts import HasNStep, HasObserve, offers
+from lightning_fire.contracts import HasNStep, HasObserve, implements
 from lightning_fire.data.resumable_loader import goes_to_gpu
 from lightning_fire.experience import Collector, Episode, ReplayBuffer, Rollout
 from lightning_fire.experience.buffer import stored_dtype
@@ -84,13 +84,13 @@ class Rollouts:
         with playing(self._data.trained_by) as module:
             for _ in range(steps):
                 observations = _sent(self.collector.buffer.latest(), module.device)
-                if offers(module, HasObserve):
+                if implements(module, HasObserve):
                     module.observe(observations)
                 self.collector.step(actions(module, observations, self.collector.environment_steps - self._initial))
 
     def _batch(self, draws: np.random.Generator, *finished: Tensor) -> Rollout:
         shape, module = (self._data.updates, self._data.batch_size), self._data.trained_by.lightning_module
-        returns = (module.n_step, module.discount) if offers(module, HasNStep) else ()
+        returns = (module.n_step, module.discount) if implements(module, HasNStep) else ()
         drawn = self.collector.buffer.sample(shape[0] * shape[1], draws, *returns)
         pin = goes_to_gpu(self._data.trained_by)
         drawn = drawn.each(lambda tensor: (tensor.pin_memory() if pin else tensor).unflatten(0, shape))

@@ -20,7 +20,7 @@ def with_shared_starts(runs: Sequence[Run], keep: bool = False) -> list[Run]:
     """Train the runs that are equal up to the first event only once up to it.
 
     These are the runs whose method only adds callbacks that are idle in some initial epochs, see
-    `MethodCallback.idle_epochs`. Finished runs keep their start, so that files of a killed comparison are removed.
+    `ClockCallback.idle_epochs`. Finished runs keep their start, so that files of a killed comparison are removed.
     """
     waiting: dict[tuple[str, int], dict[float | None, list[Run]]] = defaultdict(lambda: defaultdict(list))
     layers = [tuple(map(as_yaml, run.configs)) for run in runs]
@@ -47,7 +47,7 @@ def _idle_epochs(run: Run) -> float | None:
 
     0 if unknown, or if the run changes more than the methods of the base.
     """
-    from lightning_fire.callbacks.base.method import MethodCallback
+    from lightning_fire.callbacks.base import ClockCallback
     from lightning_fire.recipe.parser import METHOD_KEYS, callbacks_in
     from lightning_fire.when import Horizon
 
@@ -65,7 +65,7 @@ def _idle_epochs(run: Run) -> float | None:
         methods = callbacks_in(merged(base, overlays[0])) if overlays else []
     except Exception:  # any error: the run itself reports it
         return 0
-    every = {m.idle_epochs(Horizon(*bounds)) if isinstance(m, MethodCallback) else 0 for m in methods}
+    every = {m.idle_epochs(Horizon(*bounds)) if isinstance(m, ClockCallback) else 0 for m in methods}
     return None if not every else every.pop() if len(every) == 1 else 0
 
 

@@ -26,7 +26,9 @@ from lightning_fire.experiments.runs import lock_folder
 from lightning_fire.experiments.source_of import source_of
 from lightning_fire.experiments.tables import aligned, difference_cell, with_spread
 from lightning_fire.methods import FIRE, Change, EventMethod, Loop, initial_values
-from lightning_fire.methods.base.averages import followers
+from lightning_fire.methods.base.averages import restart_of_averages
+from lightning_fire.methods.base.optimizers import as_list
+from lightning_fire.methods.base.passes import same_buffers
 from lightning_fire.recipe.recipe import SCRATCH, VANILLA, check_name
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -86,9 +88,11 @@ class Start:
         self._loaded = True
         if not self.scratch:
             stored = {*model.parameters(), *model.buffers()}
-            copies, count_again = followers(model, {tensor: tensor for tensor in stored}, training.averages)
-            Change({copy: new for copy, new in copies.items() if copy not in stored}, then=count_again).make()
-            reason = self._earlier.load_optimizer_states(training.optimizers) if training.optimizers else ""
+            loaded = {tensor: tensor for tensor in stored}
+            copies, count_again = restart_of_averages([model], loaded, training.averages, training.optimizers)
+            with same_buffers(model):  # the counts of averages that it holds are stored, too
+                Change({copy: new for copy, new in copies.items() if copy not in stored}, then=[count_again]).make()
+            reason = self._earlier.load_optimizer_states(as_list(training.optimizers)) if training.optimizers else ""
             if reason and self.name == VANILLA:  # the same with every method
                 print(f"Each choice begins with a new optimizer: {reason}.")
             if isinstance(self._method, EventMethod):

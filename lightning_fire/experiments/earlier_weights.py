@@ -6,8 +6,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from lightning_fire._lightning import ends_search, undeclared
-from lightning_fire.callbacks.base.log import log_now
-from lightning_fire.callbacks.base.progress import Progress
+from lightning_fire.callbacks.clock import TrainerClock
+from lightning_fire.callbacks.log import log_now
 from lightning_fire.checkpoints.earlier_training import digest_of, read_earlier_training
 from lightning_fire.experiments.from_checkpoint import OPTIMIZER_STATE
 from lightning_fire.messages import inform
@@ -42,8 +42,8 @@ class EarlierWeights(Checkpoint):
         if resumed:
             return
         for callback in undeclared(trainer).callbacks:
-            if isinstance(progress := getattr(callback, "progress", None), Progress):
-                progress.follow_older_data()
+            if isinstance(clock := getattr(callback, "clock", None), TrainerClock):
+                clock.follow_older_data()
         if digest_of(self.path) != self.sha256:
             raise ValueError(f"{self.path} has changed since the comparison began: start it again")
         earlier = read_earlier_training(self.path)

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor
 
 from lightning_fire._lightning import draw_seeds_of_loaders, random_states, set_random_states, undeclared
-from lightning_fire.contracts import HasChunkAt, chunk_of, num_chunks_of, offers
+from lightning_fire.contracts import HasChunkAt, chunk_of, implements, num_chunks_of
 from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS, START, Run, lock_folder
 from lightning_fire.recipe.continued_logs import first_new_step
 from lightning_fire.recipe.function import FunctionLog
@@ -180,7 +180,7 @@ class ReportProgress(Checkpoint):
             set_random_states(self._random_states)
             draw_seeds_of_loaders(trainer)
         if START in self.saves:
-            if self.saves[START] is None and not offers(data, HasChunkAt):
+            if self.saves[START] is None and not implements(data, HasChunkAt):
                 raise MisconfigurationException(
                     f"{type(data).__name__} has no chunk_at(epoch), which returns where its first chunk ends"
                 )

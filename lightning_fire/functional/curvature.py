@@ -111,6 +111,12 @@ def hessian_product(loss: Tensor, parameters: Sequence[Tensor]) -> Product:
     return gradient_and_product(loss, parameters)[1]
 
 
+NO_GRADIENT = (
+    "the loss has no gradient with respect to any of the weights: it was computed without them, or in"
+    " torch.utils.checkpoint.checkpoint(…), which needs use_reentrant=False here"
+)
+
+
 @full_precision
 def gradient_and_product(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Product]:
     """Return the gradient of a loss, shape `(n,)`, and its `hessian_product` at the cost of the latter alone."""
@@ -119,6 +125,8 @@ def gradient_and_product(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Te
     if not parameters:
         raise ValueError("`parameters` must hold at least one, got none")
     gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+    if all(gradient is None for gradient in gradients):
+        raise ValueError(NO_GRADIENT)
     sizes = [parameter.numel() for parameter in parameters]
     curved = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.requires_grad]
 

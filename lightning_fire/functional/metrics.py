@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_fire.functional.checks import full_precision, real
+from lightning_fire.functional.newton_schulz import power_of_two
 
 
 @full_precision
@@ -91,10 +92,7 @@ def sfe(before: Tensor, after: Tensor) -> Tensor:
         >>> sfe(torch.zeros(2, 2), torch.ones(2, 2))
         tensor(4.)
     """
-    before, after = real(before, "before"), real(after, "after")
-    if before.shape != after.shape:
-        shapes = f"{tuple(before.shape)} and {tuple(after.shape)}"
-        raise ValueError(f"`before` and `after` must have one shape, got {shapes}")
+    before, after = _of_one_shape(before, after)
     return (before - after).square().sum((-2, -1))
 
 
@@ -115,8 +113,18 @@ def sfe_normalized(before: Tensor, after: Tensor) -> Tensor:
         >>> sfe_normalized(torch.eye(2), 2 * torch.eye(2))
         tensor(1.)
     """
-    error = sfe(before, after)
-    return torch.where(error == 0, 0.0, error / real(before, "before").square().sum((-2, -1)))
+    before, after = _of_one_shape(before, after)
+    size = power_of_two(torch.maximum(before.abs(), after.abs())) if before.numel() else 1.0
+    error = sfe(before / size, after / size)  # whose squares are in range
+    return torch.where(error == 0, 0.0, error / (before / size).square().sum((-2, -1)))
+
+
+def _of_one_shape(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor]:
+    before, after = real(before, "before"), real(after, "after")
+    if before.shape != after.shape:
+        shapes = f"{tuple(before.shape)} and {tuple(after.shape)}"
+        raise ValueError(f"`before` and `after` must have one shape, got {shapes}")
+    return before, after
 
 
 def small_gram(matrix: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ def muon_direction(momentum: Tensor, steps: int = 5, scale: MuonScale = "origina
     """
     rows, columns = momentum.shape[-2:]
     one_of(MuonScale, scale=scale)
+    if not momentum.numel():
+        return momentum.clone()
     factor = math.sqrt(max(1.0, rows / columns)) if scale == "original" else 0.2 * math.sqrt(max(rows, columns))
     x = unit_norm(precise(momentum))
     return (factor * newton_schulz(x, steps, COEFFICIENTS["muon"])).to(momentum.dtype)

@@ -152,9 +152,9 @@ def power_iteration(weight: Tensor, vector: Tensor, groups: int = 1) -> Tensor:
         tensor([[0.9487, 0.3162]])
     """
     matrices = _matrices(weight, 1.0, groups)
-    image = (matrices.mT @ (matrices @ vector.unsqueeze(-1))).squeeze(-1)
+    image = (matrices.mT @ (matrices @ vector.to(matrices).unsqueeze(-1))).squeeze(-1)
     length = torch.linalg.vector_norm(image, dim=-1, keepdim=True)
-    return torch.where(length > 0, image / length, vector)
+    return torch.where(length > 0, image / length, vector).to(vector.dtype)
 
 
 def bias_penalty(bias: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ def project_to_norm(weight: Tensor, norm: Tensor | float) -> Tensor:
         >>> project_to_norm(torch.tensor([[3.0, 4.0]]), norm=1.0)
         tensor([[0.6000, 0.8000]])
     """
+    if not weight.is_floating_point():
+        raise TypeError(f"`weight` must be of a real floating dtype, got {weight.dtype}")
     moderate, _, present = _in_range(weight)
     return (moderate * torch.where(present > 0, norm / present, 1.0)).to(weight.dtype)
 

@@ -62,6 +62,10 @@ def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
     if weight.shape != direction.shape:
         shapes = f"{tuple(weight.shape)}, got {tuple(direction.shape)}"
         raise ValueError(f"`direction` must have the shape of `weight`, {shapes}")
+    if not weight.is_floating_point():
+        raise TypeError(f"`weight` must be of a real floating dtype, got {weight.dtype}")
+    if not weight.numel():
+        return weight.clone()
     first = min(2, weight.ndim - 1)  # first dimension of a part
     parts = precise(weight).flatten(first)
     cosine = (_unit(parts) * _unit(direction.to(parts.dtype).flatten(first))).sum(-1, keepdim=True)

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from lightning_fire.elsewhere import no_name
+from lightning_fire.elsewhere import missing_name_error
 
 if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name):
-        raise no_name(__name__, name)
+        raise missing_name_error(__name__, name)

@@ -1,10 +1,10 @@
 """Metrics of plasticity, as a method that changes nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,8 @@ from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional.checks import at_least
 from lightning_fire.integrations.base import say, undisturbed
 from lightning_fire.messages import tell_once
-from lightning_fire.methods import Attached, StepMethod, Training
+from lightning_fire.methods import Attached, Loop, StepMethod
+from lightning_fire.methods.base.loop import gradients_of
 from lightning_fire.methods.base.one_step import readiness, sharpness_along
 from lightning_fire.methods.base.plasticity import (
     gram_of_last_features,
@@ -21,7 +22,6 @@ from lightning_fire.methods.base.plasticity import (
     report_of_units,
     report_of_weights,
 )
-from lightning_fire.methods.base.training import gradients_of
 from lightning_fire.methods.base.unit_scores import mean_activities
 from lightning_fire.where import HiddenUnits, UnitLayer
 
@@ -64,72 +64,70 @@ class MeasurePlasticity(StepMethod):
     def __post_init__(self) -> None:
         at_least(0, whole=False, dormancy_threshold=self.dormancy_threshold)
 
-    def begin(self, model: nn.Module, training: Training) -> "_Measuring":
+    def begin(self, model: nn.Module, training: Loop) -> "_Measuring":
         """Find the hidden units."""
         return _Measuring(self, model, training)
 
 
 class _Measuring(Attached):
-    def __init__(self, method: MeasurePlasticity, model: nn.Module, training: Training):
+    def __init__(self, method: MeasurePlasticity, model: nn.Module, training: Loop):
         self.model, self.training, self.threshold = model, training, method.dormancy_threshold
-        self.layers: Sequence[UnitLayer] = ()
-        self.told: set[str] = set()  # if it cannot be measured
-        try:
-            self.layers = HiddenUnits().select(model, training.forward)
-        except ValueError as error:
-            self._tell(f"plasticity/dormant_fraction is not logged: {error}.")
+        self.layers: Sequence[UnitLayer] | None = None  # before they are looked for
+        self.missing: set[str] = set()  # what cannot be measured
+        self._try("dormant_fraction", self._units)
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the weights and of the network on a batch; a scale-dependent one starts with `.raw`."""
-        weights, forward = report_of_weights(self.model), self.training.forward
+        weights = report_of_weights(self.model)
         values = {**weights.values, **{f".raw/{name}": value for name, value in weights.raw.items()}}
-        if self.layers:
-            values |= report_of_units(self.layers, mean_activities(self.layers, forward), self.threshold).values
-        values |= self._ranks(forward)
-        for name, measure in (("readiness", self._readiness), ("critical_sharpness", self._critical_sharpness)):
-            if name in self.told:
-                continue
-            try:
-                with undisturbed(self.model):
-                    self.model.eval()
-                    values[name] = measure([p for p in self.model.parameters() if p.requires_grad])
-            except (ValueError, RuntimeError) as error:
-                self.told.add(name)
-                self._tell(f"plasticity/{name} is not logged: {error}.")
-        return values
+        values |= self._try("dormant_fraction", self._units) | self._try("srank and other ranks", self._ranks)
+        values |= self._try("readiness", self._readiness)
+        return values | self._try("critical_sharpness", self._critical_sharpness)
 
-    def _ranks(self, forward: Callable[[], None]) -> dict[str, float]:
-        if "ranks" in self.told:
+    def _try(self, name: str, measure: Callable[[], Mapping[str, float]]) -> dict[str, float]:
+        """Measure, or log once per model why not: each `learn` of Stable-Baselines3 attaches the method again."""
+        if name in self.missing:
             return {}
         try:
-            return dict(report_of_features(gram_of_last_features(self.model, [torch.enable_grad()(forward)])).values)
-        except ValueError as error:
-            self.told.add("ranks")
-            self._tell(f"plasticity/srank and other ranks are not logged: {error}.")
+            with undisturbed(self.model):
+                return dict(measure())
+        except (ValueError, RuntimeError) as error:
+            self.missing.add(name)
+            tell_once(self.model, f"plasticity/{name} {'are' if ' ' in name else 'is'} not logged: {error}.", say)
             return {}
 
-    def _tell(self, message: str) -> None:
-        """Log a message once per model: each `learn` of Stable-Baselines3 attaches the method again."""
-        tell_once(self.model, message, say)
+    def _units(self) -> Mapping[str, float]:
+        if self.layers is None:
+            self.layers = HiddenUnits().select(self.model, self.training.run)
+            return {}
+        means = mean_activities(self.layers, self.training.run)
+        return report_of_units(self.layers, means, self.threshold).values
 
-    def _mean(self, tensor: Tensor) -> Tensor:
-        return mean_over_ranks(tensor, self.training.ranks)
+    def _ranks(self) -> Mapping[str, float]:
+        return report_of_features(gram_of_last_features(self.model, [self.training.run])).values
 
-    def _readiness(self, parameters: Sequence[Tensor]) -> float:
-        with closing(self.training.gradients(parameters, _BATCHES)) as gradients:  # type: ignore[type-var]
-            return readiness(islice(gradients, _BATCHES), self._mean, self.training.ranks)
+    def _readiness(self) -> Mapping[str, float]:
+        self.model.eval()
+        gradients: Any = self.training.gradients(self._parameters, _BATCHES)
+        with closing(gradients):
+            return {"readiness": readiness(islice(gradients, _BATCHES), self._mean, self.training.ranks or 1)}
 
-    def _critical_sharpness(self, parameters: Sequence[Tensor]) -> float:
-        if not hasattr(self.training, "loss_function"):
-            raise ValueError("the loss cannot be computed at other weights here")
+    def _critical_sharpness(self) -> Mapping[str, float]:
+        self.model.eval()
         compute = self.training.loss_function()
 
         def loss() -> Tensor:
             with undisturbed(self.model):  # equal random draws each time
-                value: Tensor = compute()
-                return value
+                return compute()
 
         with undisturbed(self.model):
-            gradient = list(map(self._mean, gradients_of(compute(), parameters)))
-        return sharpness_along(gradient, parameters, loss, self._mean).value
+            gradient = list(map(self._mean, gradients_of(compute(), self._parameters)))
+        return {"critical_sharpness": sharpness_along(gradient, self._parameters, loss, self._mean).value}
+
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def _mean(self, tensor: Tensor) -> Tensor:
+        return mean_over_ranks(tensor, self.training.ranks or 1)

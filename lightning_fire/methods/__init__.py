@@ -7,10 +7,10 @@ A method is a value: `FIRE(steps=5)` holds settings, no model. An `EventMethod` 
 """
 
 from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.method import Attached, EventMethod, Method, StepMethod
-from lightning_fire.methods.base.optimizer_state import reset_optimizer_state
+from lightning_fire.methods.base.optimizers import drop_state
 from lightning_fire.methods.base.report import Report
-from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.methods.continual_backprop import ContinualBackprop
 from lightning_fire.methods.dash import DASH, dash_
 from lightning_fire.methods.fire import FIRE, fire_
@@ -81,18 +81,17 @@ __all__ = [
     "SpectralRegularization",
     "StepMethod",
     "Tortoise",
-    "Training",
     "WeightClipping",
     "WeightProjection",
     "confident_logits",
     "dash_",
+    "drop_state",
     "fire_",
     "fresh_values",
     "full_reset_",
     "initial_values",
     "isometric_values",
     "rejuvenate_",
-    "reset_optimizer_state",
     "shrink_and_perturb_",
     "wrap_heads",
 ]

@@ -7,14 +7,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lightning_fire.distributed import mean_over_ranks
+from lightning_fire.distributed import mean_over_ranks, to_device
 from lightning_fire.functional import contribution_utility, least_useful
 from lightning_fire.functional.checks import at_least, full_precision, one_of
-from lightning_fire.methods.base.all_or_nothing import Write
 from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.method import StepMethod
-from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.base.transfers import sent
 from lightning_fire.methods.base.unit_reset import OfUnits, Output, StepwiseReset
 from lightning_fire.where import HiddenUnits, UnitLayer
 
@@ -78,7 +76,7 @@ class ContinualBackprop(OfUnits, StepMethod):
             raise ValueError(f"`decay` must be in [0, 1), got {self.decay}")
         one_of(Output, score=self.score)
 
-    def begin(self, model: nn.Module, training: Training) -> "_Replacement":
+    def begin(self, model: nn.Module, training: Loop) -> "_Replacement":
         """Find the units and start to watch them."""
         return _Replacement(self, model, training)
 
@@ -86,7 +84,7 @@ class ContinualBackprop(OfUnits, StepMethod):
 class _Replacement(StepwiseReset["_Utilities"]):
     """Continual backprop attached to a model."""
 
-    def __init__(self, method: ContinualBackprop, model: nn.Module, training: Training):
+    def __init__(self, method: ContinualBackprop, model: nn.Module, training: Loop):
         self.rate, self.maturity, self.decay = method.replacement_rate, method.maturity, method.decay
         self.compensate = method.compensate
         super().__init__(model, training, method.where, method.seed, method.score)
@@ -132,7 +130,7 @@ class _Replacement(StepwiseReset["_Utilities"]):
             for (statistics, _, units), of_cpu in zip(found, indices, strict=True):
                 statistics.forget(units, of_cpu)
 
-        return Change(parts=[Write(bias, ..., value) for bias, value in biases.items()], then=forget)
+        return Change(biases, then=[forget])
 
 
 class _Utilities:
@@ -145,8 +143,8 @@ class _Utilities:
     def __init__(self, size: int, device: torch.device, state: Mapping[str, Any], scores_activity: bool):
         zeros = torch.zeros(size, device="cpu")
         state = state or {"utility": zeros, "mean": zeros, "age": zeros.long(), "owed": 0.0}
-        self.utility: Tensor = sent(state["utility"].clone(), device)
-        self.mean: Tensor = sent(state["mean"].clone(), device)
+        self.utility: Tensor = to_device(state["utility"].clone(), device)
+        self.mean: Tensor = to_device(state["mean"].clone(), device)
         self.age: Tensor = state["age"].clone()
         self.owed: float = state["owed"]
         self.scores_activity = scores_activity  # whether `update` gets h, whose mean is `mean`
@@ -180,7 +178,7 @@ class _Utilities:
         self.count = self.activities = 0
 
     def corrected(self, average: Tensor, decay: float) -> Tensor:
-        return average / (1 - decay ** sent(self.age.float(), average.device))
+        return average / (1 - decay ** to_device(self.age.float(), average.device))
 
     def choose(self, rate: float, maturity: int, decay: float) -> Tensor:
         eligible = self.age > maturity

@@ -1,8 +1,7 @@
 """DASH: direction-aware shrinking (Shin et al., NeurIPS 2024)."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -10,20 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lightning_fire.distributed import mean_over_ranks
+from lightning_fire.distributed import mean_over_ranks, to_list
 from lightning_fire.functional import dash
 from lightning_fire.functional.checks import precise
 from lightning_fire.methods.base.change import Change, change_weights, require_finite
-from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
-from lightning_fire.methods.base.optimizers import Optimizers
+from lightning_fire.methods.base.loop import Loop
+from lightning_fire.methods.base.method import EventMethod, as_models, left_out_of
+from lightning_fire.methods.base.optimizers import OptimizerPolicy, Optimizers
 from lightning_fire.methods.base.report import Report
-from lightning_fire.methods.base.selecting import select_weights
-from lightning_fire.methods.base.several import as_one
-from lightning_fire.methods.base.training import Loop, Training
-from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import Weights, WeightView
-from lightning_fire.where.argument import check_model
 from lightning_fire.where.trained import why_not_trained
 
 _NEGLIGIBLE = 1e-4
@@ -76,21 +70,21 @@ class DASH(EventMethod):
         enough = 1 if self.alpha == 1 else math.ceil(math.log(_NEGLIGIBLE) / math.log(1 - self.alpha))
         return self.num_batches or enough
 
-    def plan(self, model: nn.Module, training: Training) -> Change:
+    def plan(self, model: nn.Module, training: Loop) -> Change:
         """Compute the shrunk weights and biases."""
-        weights, left_out = select_weights(model, self.where, self.default_where)
-        biases = _biases_of(model, weights)
+        trained = training.trained(model)
+        weights = self.selection.select(model, trained)
+        biases = _biases_of(model, weights, trained)
         require_finite({**{view.name: view.read() for view in weights}, **biases})
         parameters = list(dict.fromkeys([*(view.parameter for view in weights), *biases.values()]))
         average = [torch.zeros_like(precise(parameter)) for parameter in parameters]
         batches = 0
-        with _requiring_gradients(parameters):
-            for batch in training.gradients(parameters, self.batches):
-                batches += 1
-                for mean, gradient in zip(average, batch, strict=True):
-                    mean.lerp_(-precise(gradient), self.alpha)
+        for batch in training.gradients(parameters, self.batches):
+            batches += 1
+            for mean, gradient in zip(average, batch, strict=True):
+                mean.lerp_(-precise(gradient), self.alpha)
         reduced = [mean_over_ranks(mean, training.ranks) for mean in average]
-        if not all(read([mean.isfinite().all() for mean in reduced])):
+        if not all(to_list([mean.isfinite().all() for mean in reduced])):
             raise ValueError(
                 "NaN or Inf in the gradients on the new data, which DASH uses; no weight has been changed."
             )
@@ -105,8 +99,8 @@ class DASH(EventMethod):
         }
         change = change_weights(weights, new_weights, measure=training.measure, others=shrunk)
         report = change.report or Report()
-        report = replace(report, values={**report.values, "batches": float(batches)})
-        return replace(change, report=report, left_out=left_out)
+        values = {**report.values, "batches": float(batches)}
+        return replace(change, report=replace(report, values=values, left_out=left_out_of(weights)))
 
 
 def dash_(
@@ -144,27 +138,16 @@ def dash_(
         >>> report["batches"]
         5.0
     """
-    check_model(as_one(model))
+    as_models(model)  # checks it
     if isinstance(losses, Tensor) or not (callable(losses) or isinstance(losses, Iterable)):
         raise TypeError(f"`losses` must be several losses, one of each batch, got {type(losses).__name__}")
     method = DASH(alpha, minimum, None, where, optimizer_state)
     return method(model, Loop(optimizers, losses=losses, averages=averages))
 
 
-@contextmanager
-def _requiring_gradients(parameters: Sequence[Parameter]) -> Iterator[None]:
-    """Context manager: parameters that are frozen between batches get gradients."""
-    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
-    try:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
-
-
-def _biases_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Parameter]:
+def _biases_of(
+    model: nn.Module, weights: Sequence[WeightView], trained: Collection[Tensor] | None
+) -> dict[str, Parameter]:
     """Return the trainable biases of the layers of some weights, by name."""
     selected = {view.parameter for view in weights}
     return {
@@ -172,5 +155,5 @@ def _biases_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Par
         for name, layer in model.named_modules()
         if getattr(layer, "weight", None) in selected
         and isinstance(getattr(layer, "bias", None), Parameter)
-        and not why_not_trained(layer.bias)
+        and not why_not_trained(layer.bias, trained)
     }

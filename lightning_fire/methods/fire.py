@@ -13,14 +13,12 @@ from lightning_fire.functional._cpu import projected
 from lightning_fire.functional.orthogonal import Coefficients, Scale, fire_of_finite
 from lightning_fire.functional.products import by_svd
 from lightning_fire.methods.base.change import Change, change_weights
-from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
-from lightning_fire.methods.base.optimizers import Optimizers
+from lightning_fire.methods.base.loop import Loop
+from lightning_fire.methods.base.method import EventMethod, left_out_of
+from lightning_fire.methods.base.optimizers import OptimizerPolicy, Optimizers
 from lightning_fire.methods.base.report import Report, matrices_in_words
-from lightning_fire.methods.base.selecting import select_weights
-from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.where import Weights, WeightView, normalized_weights
-from lightning_fire.where.selection import some
+from lightning_fire.where.selection import shorten
 
 ISOMETRY = 1e-4  # normalized deviation of one: rounding to bfloat16 leaves 1e-6, a missing direction of n leaves 1 / n
 LARGE, LARGE_IN_GPT = 3.0, 1.2  # growth of the norm; new weights of torch's layers grow by 1.7 (docs/which_scale.md)
@@ -66,16 +64,16 @@ class FIRE(EventMethod):
         scale = "paper" if self.scale == "auto" else self.scale
         fire_of_finite([torch.eye(1, device="cpu")], few, self.coefficients, [scale])  # checks them
 
-    def selected(self, model: nn.Module, training: Training) -> str:
+    def selected(self, model: nn.Module, training: Loop) -> str:
         """Describe how many weights it replaces, by which preset, and with `scale="auto"` the scales."""
-        weights = self.selection.select(model)
+        weights = self.selection.select(model, training.trained(model))
         names = " … ".join(dict.fromkeys([weights[0].name, weights[-1].name]))
         scales = f", {_in_words(scales_of(model, weights))}" if self.scale == "auto" else ""
         return f"{matrices_in_words(weights)} ({names}){scales}"
 
-    def plan(self, model: nn.Module, training: Training) -> Change:
+    def plan(self, model: nn.Module, training: Loop) -> Change:
         """Compute the nearest orthogonal weights."""
-        weights, left_out = select_weights(model, self.where, self.default_where)
+        weights = self.selection.select(model, training.trained(model))
         names = [view.name for view in weights]
         scales = scales_of(model, weights) if self.scale == "auto" else dict.fromkeys(names, self.scale)
 
@@ -91,16 +89,17 @@ class FIRE(EventMethod):
         if self.steps == "exact":
             missed.update(_missed(change, weights))
         if missed:
-            warn(f"FIRE computes {some(sorted(missed))} again, by singular value decompositions", model)
+            warn(f"FIRE computes {shorten(sorted(missed))} again, by singular value decompositions", model)
             change = change_weights(weights, new_weights, training.share_work, measure)
         if change.report and (zeros := change.report.zeros):
             warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}", model)
         large = LARGE_IN_GPT if getattr(weights, "preset", "") == "gpt" else LARGE
         if change.report and (change.report.norm_ratio or 0) > large:
             change = replace(change, report=replace(change.report, advice=_ADVICE))
+        report = change.report or Report()
         if not training.measure:
-            change = replace(change, report=Report(taken=change.report.taken if change.report else ""), weights=())
-        return replace(change, left_out=left_out)
+            report, change = Report(taken=report.taken), replace(change, weights=())
+        return replace(change, report=replace(report, left_out=left_out_of(weights)))
 
 
 def fire_(
@@ -169,7 +168,7 @@ def _in_words(scales: Mapping[str, Scale]) -> str:
     reasons = {"paper": "normalized later", "procrustes": "not normalized later"}
     found = {scale: [name for name, own in scales.items() if own == scale] for scale in reasons}
     parts = [
-        f"{scale} for the {len(names)} that are {reasons[scale]} ({some(names, most=3)})"
+        f"{scale} for the {len(names)} that are {reasons[scale]} ({shorten(names, most=3)})"
         for scale, names in found.items()
         if names
     ]

@@ -9,17 +9,14 @@ from torch import Tensor, nn
 
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Scale
-from lightning_fire.methods.base.change import Change, new_values
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
-from lightning_fire.methods.base.optimizers import Optimizers
+from lightning_fire.methods.base.change import Change, new_values, with_report
+from lightning_fire.methods.base.loop import Loop
+from lightning_fire.methods.base.optimizers import OptimizerPolicy, Optimizers
 from lightning_fire.methods.base.report import Report
-from lightning_fire.methods.base.reset import ResetMethod
-from lightning_fire.methods.base.selecting import trained_tensors
-from lightning_fire.methods.base.training import Loop, Training
+from lightning_fire.methods.base.reset import ResetMethod, trained_tensors
 from lightning_fire.methods.initial_values import check_values, tensors_of
 from lightning_fire.where import Parameters, Weights
 from lightning_fire.where.argument import check_model, checked
-from lightning_fire.where.trained import leaves_out
 
 
 @dataclass(frozen=True)
@@ -61,14 +58,15 @@ class FullReset(ResetMethod):
         """Describe the parameters in a table, or their number."""
         if self.where is not None:
             return super().table(model)
-        return f"FullReset acts on every parameter and buffer, {len(trained_tensors(model)[0])} tensors."
+        return f"FullReset acts on every parameter and buffer, {len(trained_tensors(model, None)[0])} tensors."
 
-    def plan(self, model: nn.Module, training: Training) -> Change:
+    def plan(self, model: nn.Module, training: Loop) -> Change:
         """Compute the values of the reset."""
-        values = self.target_values(model, training)
+        tensors, left_out = trained_tensors(model, training.trained(model), self.where)
+        values = self.target_values(model, training, tensors)
         values = isometric_values(model, values) if self.target == "isometry" else values
-        tensors, left_out = trained_tensors(model, self.where)
-        return Change(new_values((t, values[name]) for name, t in tensors.items()), left_out=leaves_out(left_out))
+        change = Change(new_values((tensor, values[name]) for name, tensor in tensors.items()))
+        return with_report(change, model, training.measure, left_out)
 
 
 def full_reset_(

@@ -1,22 +1,20 @@
 """The two states to which a network can be reset: its initial values, and new random values."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightning_fire._private import copy_with_own_tensors
-from lightning_fire.contracts import HasResetParameters, offers
-from lightning_fire.distributed import gathered, warn
-from lightning_fire.methods.base.all_or_nothing import distinct, restore
+from lightning_fire._private import copy_with_own_tensors, reset_of_attention
+from lightning_fire.contracts import HasResetParameters, implements
+from lightning_fire.distributed import gathered, is_expanded, local, warn
+from lightning_fire.methods.base.loop import Loop
+from lightning_fire.methods.base.method import as_models
 from lightning_fire.methods.base.seeded import seeded
-from lightning_fire.methods.base.several import as_one
-from lightning_fire.methods.base.training import Training
 from lightning_fire.where.argument import check_model
 from lightning_fire.where.layers import plain
-from lightning_fire.where.selection import some
+from lightning_fire.where.selection import shorten
 from lightning_fire.where.weight_layers import computes_weights
 
 
@@ -34,7 +32,7 @@ def initial_values(model: nn.Module | Sequence[nn.Module]) -> dict[str, Tensor]:
         >>> list(initial_values(nn.Linear(2, 3)))
         ['weight', 'bias']
     """
-    tensors = tensors_of(as_one(model)).items()
+    tensors = tensors_of(_whole(model)).items()
     there = {name: tensor for name, tensor in tensors if not is_lazy(tensor) and not tensor.is_meta}
     return {name: gathered(tensor).cpu().clone() for name, tensor in there.items()}
 
@@ -55,10 +53,10 @@ def fresh_values(model: nn.Module | Sequence[nn.Module], seed: int) -> dict[str,
         >>> bool((fresh_values(model, seed=1)["weight"] == fresh_values(model, seed=1)["weight"]).all())
         True
     """
-    whole = as_one(model)
+    whole = _whole(model)
     values = drawn_values(whole, seed)
     if stuck := not_resettable(whole):
-        warn(f"fresh_values keeps the values of {some(stuck)}: no reset_parameters() draws them", whole)
+        warn(f"fresh_values keeps the values of {shorten(stuck)}: no reset_parameters() draws them", whole)
     return values
 
 
@@ -66,15 +64,16 @@ def fresh_values(model: nn.Module | Sequence[nn.Module], seed: int) -> dict[str,
 def drawn_values(model: nn.Module, seed: int) -> dict[str, Tensor]:
     """Draw new values as `fresh_values` does, without its warning."""
     tensors = tensors_of(model)
-    former = [(part, ..., part.clone()) for part in map(distinct, tensors.values())]
+    former = [(part, part.clone()) for part in map(local, tensors.values()) if not is_expanded(part)]
     try:
         with seeded(seed, {tensor.device for tensor in model.parameters()}):
-            for layer in model.modules():
-                if offers(layer, HasResetParameters):
-                    layer.reset_parameters()
+            for layer in sorted(model.modules(), key=_is_attention):  # which also sets the bias of a layer in it
+                if (reset := reset_of(layer)) is not None:
+                    reset()
         return {name: tensor.clone() for name, tensor in tensors.items()}
     finally:
-        restore(former)
+        for part, values in former:
+            part.copy_(values)
 
 
 @torch.no_grad()
@@ -84,10 +83,23 @@ def drawn_by(layer: nn.Module, seed: int) -> dict[str, Tensor]:
     Returns:
         Its own parameters by name, without those of submodules. The global random state is not changed.
     """
-    copied: Any = copy_with_own_tensors(layer)
+    copied = copy_with_own_tensors(layer)
+    if (reset := reset_of(copied)) is None:
+        raise ValueError(f"{type(layer).__name__} has no reset_parameters()")
     with seeded(seed, {parameter.device for parameter in layer.parameters()}):
-        copied.reset_parameters()
+        reset()
     return {name: parameter.detach() for name, parameter in copied.named_parameters(recurse=False)}
+
+
+def reset_of(layer: nn.Module) -> Callable[[], object] | None:
+    """Return the method by which a layer draws its own parameters, `reset_parameters`; None if it has none."""
+    if isinstance(layer, nn.MultiheadAttention):
+        return reset_of_attention(layer)
+    return layer.reset_parameters if implements(layer, HasResetParameters) else None
+
+
+def _is_attention(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.MultiheadAttention)
 
 
 def seed_of_draw(seed: int, number: int) -> int:
@@ -101,7 +113,7 @@ def not_resettable(model: nn.Module, chosen: Collection[Tensor] | None = None) -
         name or type(layer).__name__
         for name, layer in model.named_modules()
         if any(chosen is None or parameter in chosen for parameter in layer.parameters(recurse=False))
-        and (computes_weights(layer) or not offers(layer, HasResetParameters))
+        and (computes_weights(layer) or reset_of(layer) is None)
     ]
 
 
@@ -128,11 +140,16 @@ def check_resettable(model: nn.Module, chosen: Iterable[Tensor]) -> None:
         )
 
 
-def initial_of(model: nn.Module, training: Training) -> dict[str, Tensor]:
+def initial_of(model: nn.Module, training: Loop) -> dict[str, Tensor]:
     """Return the initial values by current names, also if the model was compiled after they were copied."""
-    known = {plain(name): value for name, value in training.initial().items()}
+    known = {plain(name): value for name, value in training.initial_values().items()}
     names = {name: plain(name) for name in tensors_of(model)}
     return {name: known[short] for name, short in names.items() if short in known}
+
+
+def _whole(model: nn.Module | Sequence[nn.Module]) -> nn.Module:
+    several = as_models(model)
+    return several[0] if len(several) == 1 else nn.ModuleList(several)
 
 
 def check_values(values: Mapping[str, Tensor]) -> None:

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.penalty import PenaltyMethod
-from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.parseval import IsometryPenalty
 from lightning_fire.where import Weights
 
@@ -49,7 +48,7 @@ class IsometryDecay(PenaltyMethod):
     strength: float
     where: Weights | None = None
 
-    def begin(self, model: nn.Module, training: Training) -> "_Decay":
+    def begin(self, model: nn.Module, training: Loop) -> "_Decay":
         """Select the weights."""
         return _Decay(model, self.strength, self.selection, training)
 
@@ -57,8 +56,8 @@ class IsometryDecay(PenaltyMethod):
 class _Decay(IsometryPenalty):
     """Isometry decay attached to a model."""
 
-    def __init__(self, model: nn.Module, strength: float, where: Weights, training: Training):
-        super().__init__(model, strength, 1.0, where)
+    def __init__(self, model: nn.Module, strength: float, where: Weights, training: Loop):
+        super().__init__(model, strength, 1.0, where, training)
         self._training = training
 
     @torch.no_grad()
@@ -68,9 +67,6 @@ class _Decay(IsometryPenalty):
         if not stepping:
             raise ValueError("isometry decay needs the optimizer, for its learning rates: before_step(optimizer)")
         rates = {p: group["lr"] for each in stepping for group in each.param_groups for p in group["params"]}
-        moved: dict[Tensor, Tensor] = {
-            parameter: parameter - self.gradient_of(name, parameter) * (rates[parameter] * self.strength)
-            for name, parameter in self.parameters.items()
-            if parameter in rates and parameter.grad is not None and self.strength
-        }
-        Change(moved).make()
+        for name, parameter in self.parameters.items():
+            if parameter in rates and parameter.grad is not None and self.strength:
+                parameter.sub_(self.gradient_of(name, parameter) * (rates[parameter] * self.strength))

@@ -1,15 +1,14 @@
 """L2 Init: a penalty that pulls parameters towards their initial values (Kumar et al., 2023)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
 
+from lightning_fire.distributed import to_device
 from lightning_fire.functional import l2_init_gradient, l2_init_penalty
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.penalty import Penalty, PenaltyMethod
-from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.base.transfers import sent
 from lightning_fire.methods.initial_values import initial_of
 from lightning_fire.where import Parameters
 
@@ -43,9 +42,9 @@ class L2Init(PenaltyMethod):
     strength: float
     where: Parameters | None = None
 
-    def begin(self, model: nn.Module, training: Training) -> "_Pull":
+    def begin(self, model: nn.Module, training: Loop) -> "_Pull":
         """Select the parameters and their initial values."""
-        return _Pull(model, self.strength, self.selection, initial_of(model, training))
+        return _Pull(model, self.strength, self.selection, training)
 
 
 class _Pull(Penalty):
@@ -55,10 +54,11 @@ class _Pull(Penalty):
         targets: θ₀ by name.
     """
 
-    def __init__(self, model: nn.Module, strength: float, where: Parameters, initial: Mapping[str, Tensor]):
-        super().__init__(dict(where.select(model).items()), strength)
+    def __init__(self, model: nn.Module, strength: float, where: Parameters, training: Loop):
+        super().__init__(dict(where.select(model, training.trained(model)).items()), strength)
+        initial = initial_of(model, training)
         owned = {parameter: name for name, parameter in model.named_parameters()}
-        self.targets = {name: sent(initial[owned[p]], p.device) for name, p in self.parameters.items()}
+        self.targets = {name: to_device(initial[owned[p]], p.device) for name, p in self.parameters.items()}
 
     def penalty_of(self, name: str, weight: Tensor) -> Tensor:
         """Return ‖θ − θ₀‖² of one parameter, a scalar."""

@@ -6,9 +6,9 @@ from typing import ClassVar
 from torch import nn
 
 from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.report import Report
-from lightning_fire.methods.base.training import Training
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class OptimizerReset(EventMethod):
     changes_weights: ClassVar[bool] = False
     changes_output: ClassVar[bool] = False
 
-    def plan(self, model: nn.Module, training: Training) -> Change:
+    def plan(self, model: nn.Module, training: Loop) -> Change:
         """Change no weight; the policy `all` drops the state."""
         if not training.optimizers:
             raise ValueError("OptimizerReset has no optimizer to reset: give it Loop(optimizers=…)")

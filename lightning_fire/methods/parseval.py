@@ -9,8 +9,8 @@ from torch.nn import Parameter
 
 from lightning_fire._private import RunningNorms
 from lightning_fire.functional import parseval_gradient, parseval_penalty, unit_scale_gradient, unit_scale_penalty
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.penalty import Penalty, PenaltyMethod, views_of_weights
-from lightning_fire.methods.base.training import Training
 from lightning_fire.where import Weights
 from lightning_fire.where.trained import why_not_trained
 
@@ -63,18 +63,20 @@ class Parseval(PenaltyMethod):
         """Show the weights, and whether scales of normalization layers are included."""
         return super().table(model) + ("\nand the scales of normalization layers" if self.norms else "")
 
-    def begin(self, model: nn.Module, training: Training) -> Penalty:
+    def begin(self, model: nn.Module, training: Loop) -> Penalty:
         """Select the weights."""
-        return IsometryPenalty(model, self.strength, self.scale, self.selection, self.norms)
+        return IsometryPenalty(model, self.strength, self.scale, self.selection, training, self.norms)
 
 
 class IsometryPenalty(Penalty):
     """The penalty of `Parseval`, attached to a model."""
 
-    def __init__(self, model: nn.Module, strength: float, scale: float, where: Weights, norms: bool = False):
-        self._views, self._scale = views_of_weights(model, where), scale
+    def __init__(
+        self, model: nn.Module, strength: float, scale: float, where: Weights, training: Loop, norms: bool = False
+    ):
+        self._views, self._scale = views_of_weights(model, where, training), scale
         weights = {name: views[0].parameter for name, views in self._views.items()}
-        super().__init__(weights | (_scales_of(model) if norms else {}), strength)
+        super().__init__(weights | (_scales_of(model, training) if norms else {}), strength)
 
     def penalty_of(self, name: str, weight: Tensor) -> Tensor:
         """Return the penalty of one weight or scale of a normalization layer, a scalar."""
@@ -93,9 +95,10 @@ class IsometryPenalty(Penalty):
         return gradient
 
 
-def _scales_of(model: nn.Module) -> dict[str, Parameter]:
+def _scales_of(model: nn.Module, training: Loop) -> dict[str, Parameter]:
+    trained = training.trained(model)
     return {
         f"{name}.weight": layer.weight
         for name, layer in model.named_modules()
-        if isinstance(layer, _NORMS) and layer.weight is not None and not why_not_trained(layer.weight)
+        if isinstance(layer, _NORMS) and layer.weight is not None and not why_not_trained(layer.weight, trained)
     }

@@ -1,8 +1,7 @@
 """Plasticity injection (Nikishin et al., NeurIPS 2023)."""
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import ismethod
 from typing import Any, ClassVar
@@ -11,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire._private import BatchNorms, Dropouts, children_of, tree_map
-from lightning_fire.contracts import HasSyncTargets, offers
-from lightning_fire.methods.base.averages import averages_in, networks_of
+from lightning_fire.contracts import HasSyncTargets, implements
+from lightning_fire.methods.base.averages import averages_in, network_of
 from lightning_fire.methods.base.change import Change, require_finite
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
+from lightning_fire.methods.base.optimizers import OptimizerPolicy
 from lightning_fire.methods.base.report import Report
-from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.initial_values import drawn_values, not_resettable, seed_of_draw, tensors_of
 from lightning_fire.where.argument import check_model
 from lightning_fire.where.layers import plain
@@ -72,9 +71,9 @@ class PlasticityInjection(EventMethod):
             )
         wrap_heads(model, self._heads)
 
-    def check(self, model: nn.Module) -> Sequence[str]:
+    def check(self, model: nn.Module, training: Loop) -> Sequence[str]:
         """Also name a head of one linear layer, which learns as before."""
-        told = super().check(model)
+        told = super().check(model, training)
         head = dict(model.named_modules()).get(self.head)
         layer = head.trained if isinstance(head, InjectedHead) else head
         if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
@@ -90,9 +89,9 @@ class PlasticityInjection(EventMethod):
         (wrapper,) = wrap_heads(copy.deepcopy(model), [self.head])
         return f"{type(self).__name__}(head={self.head!r})\n{wrapper.trained}"
 
-    def plan(self, model: nn.Module, training: Training) -> Change:
+    def plan(self, model: nn.Module, training: Loop) -> Change:
         """Draw the new head, also for averages of the model that contain it."""
-        networks = networks_of([*training.averages, *averages_in([model])])
+        networks = list(filter(None, map(network_of, [*training.averages, *averages_in([model])])))
         for network in networks:  # which may have been copied before the head was wrapped
             if self.head in dict(network.named_modules()):
                 wrap_heads(network, [self.head])
@@ -102,7 +101,7 @@ class PlasticityInjection(EventMethod):
             for path, part in network.named_modules()
             if isinstance(part, InjectedHead) and f".{self.head}".endswith(f".{plain(path)}")
         ]
-        return _injection(model, self._heads, seed_of_draw(self.seed, training.event), copies)
+        return _injection(model, self._heads, seed_of_draw(self.seed, training.event), copies, training)
 
     @property
     def identity(self) -> str:
@@ -114,11 +113,13 @@ class PlasticityInjection(EventMethod):
         return [self.head] if self.target is None else [self.head, self.target]
 
 
-def _injection(model: nn.Module, heads: Sequence[str], seed: int, averages: Sequence["InjectedHead"]) -> Change:
+def _injection(
+    model: nn.Module, heads: Sequence[str], seed: int, averages: Sequence["InjectedHead"], training: Loop
+) -> Change:
     """Plan an injection into a trained head (first) and its copies in a target network and in averages."""
     wrappers = wrap_heads(model, heads)
-    trained = wrappers[0].trained
-    reasons = {name: why_not_trained(each) for name, each in trained.named_parameters()}
+    trained, stepped = wrappers[0].trained, training.trained(model)
+    reasons = {name: why_not_trained(each, stepped) for name, each in trained.named_parameters()}
     kept = {name for name, reason in reasons.items() if reason}
     if len(kept) == len(reasons):
         raise ValueError(f"{heads[0]!r} cannot be re-initialized: it is {', '.join(sorted({*reasons.values()}))}")
@@ -128,15 +129,12 @@ def _injection(model: nn.Module, heads: Sequence[str], seed: int, averages: Sequ
     injections = [wrapper.prepared_injection(seed, kept) for wrapper in wrappers]
     held = 2 * (len(wrappers[0].frozen) + 1) * sum(tensor.numel() for tensor in tensors_of(trained).values())
     left_out = [f"{heads[0]}.{name}" for name, reason in reasons.items() if reason == UNTRAINED]
-    change = Change(
+    return Change(
         {tensor: new for values, _ in injections for tensor, new in values.items()},
-        report=Report({"frozen_parameters": float(held)}),
-        left_out=leaves_out(left_out),
-        touched=list(trained.parameters()),
+        Report({"frozen_parameters": float(held)}, left_out=leaves_out(left_out)),
+        list(trained.parameters()),
+        [hold for _, hold in injections],
     )
-    for wrapper, (_, hold) in zip(wrappers, injections, strict=True):
-        change = change.followed_by(hold, guard=wrapper.same_copies_after_error)
-    return change
 
 
 class InjectedHead(nn.Module):
@@ -190,7 +188,7 @@ class InjectedHead(nn.Module):
             seed: Seed of the new weights; the global random state is not changed.
         """
         values, hold = self.prepared_injection(seed)
-        Change(values, then=hold, guards=[self.same_copies_after_error]).make()
+        Change(dict(values), then=[hold]).make()
 
     @torch.no_grad()
     def prepared_injection(
@@ -203,7 +201,7 @@ class InjectedHead(nn.Module):
             kept: Names of parameters of the head that are not re-initialized.
 
         Returns:
-            The new values of the tensors of the head, and an idempotent function that adds the frozen copies.
+            The new values of the tensors of the head, and a function that adds the frozen copies.
         """
         number, drawn = len(self.frozen), drawn_values(self.trained, seed)
         frozen, taken_away = _frozen_copy(self.trained), _frozen_copy(self.trained)
@@ -218,17 +216,6 @@ class InjectedHead(nn.Module):
             self._injections = number + 1
 
         return values, hold
-
-    @contextmanager
-    def same_copies_after_error(self) -> Iterator[None]:
-        """Context manager: after an error, remove frozen copies that were added."""
-        number = self._injections
-        try:
-            yield
-        except Exception:
-            del self.frozen[number:], self.taken_away[number:]
-            self._injections = number
-            raise
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -287,7 +274,7 @@ def wrap_heads(module: nn.Module, heads: Sequence[str]) -> list[InjectedHead]:
 def frozen_copies_of(module: nn.Module, name: str) -> list[str]:
     """Return the names of frozen submodules built like one of the heads, in a module with target networks."""
     parts = dict(module.named_modules())
-    if not offers(module, HasSyncTargets) or name not in parts:
+    if not implements(module, HasSyncTargets) or name not in parts:
         return []
     shapes = [parameter.shape for parameter in parts[name].parameters()]
     return [

@@ -11,13 +11,15 @@ from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dormant
 from lightning_fire.functional.checks import at_least, one_of
 from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.method import EventMethod
+from lightning_fire.methods.base.passes import same_buffers
 from lightning_fire.methods.base.report import Report
-from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.unit_reset import (
     OfUnits,
+    reset_units,
     select_units,
-    trained_resets,
+    trained_units,
     units_in,
     units_in_words,
 )
@@ -84,18 +86,23 @@ class ReDo(OfUnits, EventMethod):
         at_least(1, num_batches=self.num_batches)
         one_of(Score, score=self.score)
 
-    def selected(self, model: nn.Module, training: Training) -> str:
+    def selected(self, model: nn.Module, training: Loop) -> str:
         """Describe the number of units and layers that it watches."""
-        return units_in_words(select_units(model, partial(training.forward, 1), self.where))
+        return units_in_words(select_units(model, training, self.where))
 
-    def plan(self, model: nn.Module, training: Training) -> Change:
+    def plan(self, model: nn.Module, training: Loop) -> Change:
         """Score the units and draw new weights for dormant ones."""
-        layers = select_units(model, partial(training.forward, 1), self.where)
-        means = mean_over_ranks(self._scores(layers, training), training.ranks)
+        with same_buffers(model):  # new values of buffers start from those before the passes
+            layers = select_units(model, training, self.where)
+            means = mean_over_ranks(self._scores(layers, training), training.ranks)
         scores = means.split([layer.size for layer in layers])
         dormant_units = units_in([dormant(each, self.threshold) for each in scores], layers)
-        seed, keep_outgoing = seed_of_draw(self.seed, training.event), self.score == "gradient"
-        chosen, resets = trained_resets(dormant_units, seed, model, layers, training, keep_outgoing)
+        chosen = dormant_units
+        if any(len(units) for _, units in chosen):
+            chosen = list(trained_units(chosen, model, layers, training))
+        values: dict[Tensor, Tensor] = {}
+        seed = seed_of_draw(self.seed, training.event)
+        reset_units(values, chosen, seed, model, training, keep_outgoing=self.score == "gradient")
         report = Report(
             {
                 "dormant_fraction": sum(len(found) for _, found in dormant_units) / len(means),
@@ -103,10 +110,10 @@ class ReDo(OfUnits, EventMethod):
             },
             layers={"dormant_fraction": {layer.name: len(found) / layer.size for layer, found in dormant_units}},
         )
-        return Change(report=report, parts=resets)
+        return Change(values, report)
 
-    def _scores(self, layers: Sequence[UnitLayer], training: Training) -> Tensor:
+    def _scores(self, layers: Sequence[UnitLayer], training: Loop) -> Tensor:
         """Return the scores of all units, shape (units of all layers,)."""
         if self.score == "gradient":
             return mean_gradients(layers, training.gradients(incoming_weights(layers), self.num_batches))
-        return mean_activities(layers, partial(training.forward, self.num_batches), self.score)
+        return mean_activities(layers, partial(training.run, self.num_batches), self.score)

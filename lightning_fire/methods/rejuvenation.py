@@ -11,16 +11,14 @@ from torch import Tensor, nn
 from lightning_fire.distributed import gathered, mean_over_ranks
 from lightning_fire.functional import shrink_and_perturb
 from lightning_fire.functional.checks import at_least, one_of, precise
-from lightning_fire.methods.base.change import Change, measured, new_values, require_finite
-from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
-from lightning_fire.methods.base.optimizers import Optimizers
+from lightning_fire.methods.base.change import Change, new_values, require_finite, with_report
+from lightning_fire.methods.base.loop import Loop
+from lightning_fire.methods.base.method import EventMethod, left_out_of
+from lightning_fire.methods.base.optimizers import OptimizerPolicy, Optimizers
 from lightning_fire.methods.base.report import Report
-from lightning_fire.methods.base.selecting import select_weights, trained_tensors
-from lightning_fire.methods.base.training import Loop, Training
+from lightning_fire.methods.base.reset import trained_tensors
 from lightning_fire.methods.initial_values import check_values, initial_of
 from lightning_fire.where import Parameters, Weights, WeightView
-from lightning_fire.where.trained import leaves_out
 
 Score = Literal["attribution", "drift", "random"]
 WRITERS = r"(c_proj|o_proj|out_proj|down_proj|fc2|fc_out|wo|w2|dense_4h_to_h|(attention|output)\.dense)\.weight$"
@@ -135,13 +133,14 @@ class _Rejuvenation(EventMethod):
             raise ValueError(f"`fraction` must be in [0, 1], got {self.fraction}")
         one_of(Score, score=self.score)
 
-    def plan(self, model: nn.Module, training: Training) -> Change:
+    def plan(self, model: nn.Module, training: Loop) -> Change:
         """Compute the pulled parameters and the values of the reset neurons."""
         base = initial_of(model, training)
-        tensors, left_out = trained_tensors(model, Parameters())
+        trained = training.trained(model)
+        tensors, left_out = trained_tensors(model, trained, Parameters())
         require_finite(tensors)
         targets = {tensor: base[name] for name, tensor in tensors.items()}
-        weights, also_left_out = select_weights(model, self.where, self.default_where) if self.fraction else ([], [])
+        weights: Sequence[WeightView] = self.selection.select(model, trained) if self.fraction else []
         scores = self._scores(weights, targets, training)
         values = new_values(
             (tensor, shrink_and_perturb(gathered(tensor), target, self.strength)) for tensor, target in targets.items()
@@ -153,15 +152,15 @@ class _Rejuvenation(EventMethod):
             rows[chosen] = of_base[chosen]
             view.of(values[view.parameter]).write(self._by_neuron(view, rows))
             count += int(chosen.sum())
-        change = Change(values, left_out=[*leaves_out(left_out), *also_left_out])
-        report = measured(change, model, training.measure).report or Report()
-        return replace(change, report=replace(report, values={**report.values, "neurons": float(count)}))
+        change = with_report(Change(values), model, training.measure, [*left_out, *left_out_of(weights)])
+        report = change.report or Report()
+        return replace(change, report=replace(report, values={**report.values, "neurons": float(count)}), weights=())
 
     def _by_neuron(self, view: WeightView, weight: Tensor) -> Tensor:
         """Return a view of a weight whose first dimension indexes neurons; its own inverse."""
         return weight.transpose(0, 1) if re.search(self.writers, view.name) else weight
 
-    def _scores(self, weights: Sequence[WeightView], base: Mapping[Tensor, Tensor], training: Training) -> list[Tensor]:
+    def _scores(self, weights: Sequence[WeightView], base: Mapping[Tensor, Tensor], training: Loop) -> list[Tensor]:
         """Return the scores of the neurons of each weight, shape `(neurons,)`, on the CPU."""
 
         def rows(view: WeightView, tensor: Tensor | None = None) -> Tensor:

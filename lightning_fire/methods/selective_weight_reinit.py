@@ -12,13 +12,11 @@ from torch.optim import Optimizer
 
 from lightning_fire.functional import below_mean, gradient_utility, lowest
 from lightning_fire.functional.checks import at_least, one_of
-from lightning_fire.methods.base.all_or_nothing import Write
-from lightning_fire.methods.base.averages import averages_of
-from lightning_fire.methods.base.beginning import parts_of, starts_in
+from lightning_fire.methods.base.averages import pairs_of
 from lightning_fire.methods.base.change import Change
-from lightning_fire.methods.base.copies import copies_in
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.method import Attached, StepMethod
-from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.base.optimizers import reset_of_entries
 from lightning_fire.methods.initial_values import drawn_by, not_resettable, seed_of_draw
 from lightning_fire.where import Parameters
 
@@ -92,27 +90,27 @@ class SelectiveWeightReinit(StepMethod):
         one_of(Redraw, redraw=self.redraw)
         one_of(State, optimizer_state=self.optimizer_state)
 
-    def check(self, model: nn.Module) -> Sequence[str]:
+    def check(self, model: nn.Module, training: Loop) -> Sequence[str]:
         """Check that something is selected and that its layers can draw it."""
-        if stuck := not_resettable(model, set(self.selection.select(model).values())):
+        if stuck := not_resettable(model, set(self.selection.select(model, training.trained(model)).values())):
             raise ValueError(
                 f"{', '.join(stuck)} has parameters and no reset_parameters(), which draws the new values: give it one,"
                 " or leave it out, where=Parameters(exclude=[…])"
             )
-        return super().check(model)
+        return super().check(model, training)
 
-    def begin(self, model: nn.Module, training: Training) -> "_Reinitialization":
+    def begin(self, model: nn.Module, training: Loop) -> "_Reinitialization":
         """Select the parameters."""
-        self.check(model)
+        self.check(model, training)
         return _Reinitialization(self, model, training)
 
 
 class _Reinitialization(Attached):
     """Selective weight reinitialization attached to a model."""
 
-    def __init__(self, method: SelectiveWeightReinit, model: nn.Module, training: Training):
+    def __init__(self, method: SelectiveWeightReinit, model: nn.Module, training: Loop):
         self.method, self.model, self.training = method, model, training
-        left = set(method.selection.select(model).values())
+        left = set(method.selection.select(model, training.trained(model)).values())
         self.layers: list[tuple[nn.Module, dict[str, nn.Parameter]]] = []  # with their selected parameters
         for layer in model.modules():
             own = {name: p for name, p in layer.named_parameters(recurse=False) if p in left}
@@ -135,7 +133,7 @@ class _Reinitialization(Attached):
     @torch.no_grad()
     def after_step(self) -> None:
         """Count the step, and re-initialize weights if due."""
-        steps, number, parts = self.steps + 1, self.number, list[Write]()
+        steps, number, values = self.steps + 1, self.number, dict[Tensor, Tensor]()
         if steps % self.method.every == 0:
             seed = seed_of_draw(self.method.seed, steps // self.method.every)
             chances, copies = random.Random(seed), self._copies()
@@ -146,9 +144,9 @@ class _Reinitialization(Attached):
                     number = number + mask.sum().to(number.device)
                     new = _new([drawn[name] for drawn in draws])
                     for tensor in (own[name], *copies.get(own[name], ())):
-                        parts += self._writes(tensor, mask, new)
+                        values |= self._values(tensor, mask, new)
         done = partial(vars(self).update, steps=steps, number=number, _gradients={})
-        Change(parts=parts, then=done).make()
+        Change(values, then=[done]).make()
 
     def _chosen(self, parameter: Tensor, chances: random.Random) -> Tensor | None:
         """Return which weights of a parameter to re-initialize, bool of its shape; None without a gradient."""
@@ -163,23 +161,25 @@ class _Reinitialization(Attached):
         whole, rest = divmod(self.method.factor * utility.numel(), 1)
         return lowest(utility, int(whole) + (chances.random() < rest))
 
-    def _writes(self, tensor: Tensor, chosen: Tensor, new: Tensor) -> Iterator[Write]:
-        """Write new values of a parameter or of its copy, and of its optimizer state."""
+    def _values(self, tensor: Tensor, chosen: Tensor, new: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield new values of a parameter or of its average, and of its optimizer state."""
         chosen, new = chosen.to(tensor.device), new.to(tensor)
-        yield Write(tensor, ..., torch.where(chosen, new, tensor))
+        yield tensor, torch.where(chosen, new, tensor)
         if self.method.optimizer_state == "touched":
-            for state, start, _ in starts_in(parts_of(self.training.optimizers), tensor):
-                if start is not None:
-                    begun = new if start == "weight" else start
-                    yield Write(state, ..., torch.where(chosen.to(state.device), begun, state))
+            for state, start in reset_of_entries(self.training.optimizers, tensor):
+                yield state, torch.where(chosen.to(state.device), new if start is tensor else start, state)
 
     def _copies(self) -> dict[Tensor, list[Tensor]]:
-        """Return the copies of each weight in optimizers, and in averages."""
-        copies = copies_in(self.training.optimizers, self.model.parameters())
-        for _, pairs in averages_of(self.model, self.training.averages):
+        """Return the copies of each weight in averages."""
+        copies: dict[Tensor, list[Tensor]] = {}
+        for _, pairs in pairs_of(self.model, self.training.averages, self.training.optimizers):
             for copy, tensor in pairs:
                 copies.setdefault(tensor, []).append(copy)
         return copies
+
+    def held(self) -> list[Tensor]:
+        """Return the parameters."""
+        return list(self.parameters)
 
     def selected(self) -> str:
         """Return the number of parameters."""

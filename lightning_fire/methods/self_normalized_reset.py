@@ -7,13 +7,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lightning_fire.distributed import sum_over_ranks
+from lightning_fire.distributed import sum_over_ranks, to_device
 from lightning_fire.functional import NEVER, inter_firing_threshold
 from lightning_fire.functional.checks import at_least, one_of
 from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.method import StepMethod
-from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.base.transfers import sent
 from lightning_fire.methods.base.unit_reset import OfUnits, Output, StepwiseReset, units_in
 from lightning_fire.where import HiddenUnits, UnitLayer
 
@@ -76,7 +75,7 @@ class SelfNormalizedReset(OfUnits, StepMethod):
         at_least(1, whole=False, expansion=self.expansion)
         one_of(Output, score=self.score)
 
-    def begin(self, model: nn.Module, training: Training) -> "_Resets":
+    def begin(self, model: nn.Module, training: Loop) -> "_Resets":
         """Find the units and start to watch them."""
         return _Resets(self, model, training)
 
@@ -84,7 +83,7 @@ class SelfNormalizedReset(OfUnits, StepMethod):
 class _Resets(StepwiseReset["_Intervals"]):
     """SNR attached to a model."""
 
-    def __init__(self, method: SelfNormalizedReset, model: nn.Module, training: Training):
+    def __init__(self, method: SelfNormalizedReset, model: nn.Module, training: Loop):
         self.method = method
         super().__init__(model, training, method.where, method.seed, method.score)
 
@@ -101,7 +100,7 @@ class _Resets(StepwiseReset["_Intervals"]):
         """Update the intervals after a step; return the units to re-initialize."""
         sizes = [layer.size for layer in self.layers]
         device = self.statistics[0].age.device  # a model may be on several devices
-        counts = sent(torch.tensor([float(each.count) for each in self.statistics], device="cpu"), device)
+        counts = to_device(torch.tensor([float(each.count) for each in self.statistics], device="cpu"), device)
         seen = torch.cat([*(each.fired.float().to(device) for each in self.statistics), counts])
         *fired, counts = sum_over_ranks(seen, self.training.ranks).split([*sizes, len(sizes)])
         silent_too_long = []
@@ -124,7 +123,7 @@ class _Resets(StepwiseReset["_Intervals"]):
             for statistics, (intervals, age) in restarted:
                 statistics.intervals, statistics.age = intervals, age
 
-        return Change(then=forget)
+        return Change(then=[forget])
 
 
 class _Intervals:
@@ -139,10 +138,10 @@ class _Intervals:
         zeros = torch.zeros(size, dtype=torch.int64, device="cpu")
         threshold, largest = zeros + first_threshold, torch.tensor(0, device="cpu")
         state = state or dict(age=zeros, threshold=threshold, silences=[], largest=largest, steps=0)
-        self.age: Tensor = sent(state["age"].clone(), device)
-        self.threshold: Tensor = sent(state["threshold"].clone(), device)
-        self.intervals = [sent(row.clone(), device) for row in state["silences"]]
-        self.largest: Tensor = sent(state["largest"].clone(), device)
+        self.age: Tensor = to_device(state["age"].clone(), device)
+        self.threshold: Tensor = to_device(state["threshold"].clone(), device)
+        self.intervals = [to_device(row.clone(), device) for row in state["silences"]]
+        self.largest: Tensor = to_device(state["largest"].clone(), device)
         self.steps: int = state["steps"]  # since the last refresh
         self.fired = torch.zeros(size, dtype=torch.bool, device=device)  # since the last step
         self.count = 0  # samples since then

@@ -9,16 +9,14 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import gathered
 from lightning_fire.functional import shrink_and_perturb
-from lightning_fire.methods.base.change import Change, new_values, require_finite
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
-from lightning_fire.methods.base.optimizers import Optimizers
+from lightning_fire.methods.base.change import Change, new_values, require_finite, with_report
+from lightning_fire.methods.base.loop import Loop
+from lightning_fire.methods.base.optimizers import OptimizerPolicy, Optimizers
 from lightning_fire.methods.base.report import Report
-from lightning_fire.methods.base.reset import ResetMethod
-from lightning_fire.methods.base.selecting import trained_tensors
-from lightning_fire.methods.base.training import Loop, Training
+from lightning_fire.methods.base.reset import ResetMethod, trained_tensors
 from lightning_fire.methods.initial_values import check_values
 from lightning_fire.where import Parameters
-from lightning_fire.where.trained import leaves_out
+from lightning_fire.where.selection import shorten
 
 
 @dataclass(frozen=True)
@@ -54,16 +52,18 @@ class ShrinkAndPerturb(ResetMethod):
         nothing = torch.zeros(1, device="cpu")
         shrink_and_perturb(nothing, nothing, self.strength, self.perturb)  # checks them
 
-    def plan(self, model: nn.Module, training: Training) -> Change:
+    def plan(self, model: nn.Module, training: Loop) -> Change:
         """Compute the moved parameters."""
-        target = self.target_values(model, training)
-        tensors, left_out = trained_tensors(model, self.selection)
+        tensors, left_out = trained_tensors(model, training.trained(model), self.selection)
+        if self.strength and (stale := _with_spectral_norm(model, tensors)):
+            left_out += [f"leaves the estimates of spectral_norm in {shorten(stale)}, which follow in the next passes"]
+        target = self.target_values(model, training, tensors)
         require_finite(tensors)
         moved = (
             (tensor, shrink_and_perturb(gathered(tensor), target[name], self.strength, self.perturb))
             for name, tensor in tensors.items()
         )
-        return Change(new_values(moved), left_out=leaves_out(left_out))
+        return with_report(Change(new_values(moved)), model, training.measure, left_out)
 
 
 def shrink_and_perturb_(
@@ -106,3 +106,12 @@ def shrink_and_perturb_(
     check_values(target)
     method = ShrinkAndPerturb(strength, perturb, where, optimizer_state=optimizer_state)
     return method(model, Loop(optimizers, initial=target, averages=averages))
+
+
+def _with_spectral_norm(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the names of moved weights that a layer divides by an estimate of their largest singular value."""
+    old = [name for name, _ in model.named_buffers() if name.endswith("weight_u")]
+    new = [name for name, _ in model.named_buffers() if name.endswith("parametrizations.weight.0._u")]
+    origins = [f"{name.removesuffix('u')}orig" for name in old]
+    origins += [f"{name.removesuffix('0._u')}original" for name in new]
+    return [name for name in origins if name in tensors]

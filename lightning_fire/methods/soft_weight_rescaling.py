@@ -7,12 +7,11 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lightning_fire.distributed import to_device, to_list
 from lightning_fire.functional.projection import frobenius_norm, soft_rescaling
-from lightning_fire.methods.base.all_or_nothing import Write
-from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.layer_weights import layer_weights
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.method import Attached, StepMethod
-from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.base.transfers import read, sent
 from lightning_fire.where import Weights
 from lightning_fire.where.layers import biases_of
 from lightning_fire.where.normalized import normalization_layers
@@ -32,8 +31,8 @@ class SoftWeightRescaling(StepMethod):
         strength: λ, in [0, 1] (paper: tuned, 1e-4 to 1). 1 keeps the initial norms.
         classifier: λ of the layers after the last normalization layer. Default: `strength` (paper: tuned, for networks
             with BatchNorm).
-        where: The weights to rescale. Default: `Weights(preset="cnn", vectors=True)`, every Linear and convolution
-            weight. Normalization layers are always rescaled.
+        where: The weights to rescale. Default: those of all Linear and convolution layers, depthwise ones included, of
+            attention and of recurrent layers. Normalization layers are always rescaled.
 
     Raises:
         TypeError: If `where` is a selection of a wrong kind.
@@ -51,7 +50,7 @@ class SoftWeightRescaling(StepMethod):
     """
 
     name: ClassVar[str] = "soft_weight_rescaling"
-    default_where: ClassVar[Weights] = Weights(preset="cnn", vectors=True)
+    kind: ClassVar[Weights] = Weights()
 
     strength: float = 1e-3
     classifier: float | None = None
@@ -64,9 +63,9 @@ class SoftWeightRescaling(StepMethod):
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"`{name}` must be in [0, 1], got {value}")
 
-    def begin(self, model: nn.Module, training: Training) -> "_Rescaling":
+    def begin(self, model: nn.Module, training: Loop) -> "_Rescaling":
         """Select the layers and measure the norms of their weights."""
-        return _Rescaling(self, model)
+        return _Rescaling(self, model, training)
 
 
 class _Layer(NamedTuple):
@@ -87,8 +86,9 @@ class _Rescaling(Attached):
         norms: ‖W₀‖ by name.
     """
 
-    def __init__(self, method: SoftWeightRescaling, model: nn.Module):
-        selected = {view.parameter for view in method.selection.select(model)}
+    def __init__(self, method: SoftWeightRescaling, model: nn.Module, training: Loop):
+        selected = {weight.parameter for weight in layer_weights(model, training, method.where)}
+        trained = training.trained(model)
         norms = normalization_layers(model)
         classifier = method.strength if method.classifier is None else method.classifier
         self.layers: list[_Layer] = []
@@ -98,25 +98,28 @@ class _Rescaling(Attached):
             # a container, such as a convolution with its normalization layer, is named after what it holds
             restarts |= index in norms and not any(True for child in module.children() for _ in child.parameters())
             for leaf, weight in module.named_parameters(recurse=False):
-                is_scale = index in norms and leaf == "weight" and not why_not_trained(weight)
+                is_scale = index in norms and leaf == "weight" and not why_not_trained(weight, trained)
                 if weight in selected or is_scale:
-                    name, biases = f"{path}.{leaf}".strip("."), biases_of(module, leaf)
+                    name, biases = f"{path}.{leaf}".strip("."), biases_of(module, leaf, trained)
                     self.layers.append(_Layer(name, weight, biases, strength, restarts or is_scale))
                     restarts = False
-        found = read([frobenius_norm(layer.weight.detach()) for layer in self.layers])
+        found = to_list([frobenius_norm(layer.weight.detach()) for layer in self.layers])
         self.norms = {layer.name: norm for layer, norm in zip(self.layers, found, strict=True)}
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Rescale the weights and biases, in place."""
-        parts: list[Write] = []
         product = torch.ones((), device="cpu")  # product of the factors since a normalization layer
         for name, weight, biases, strength, restarts in self.layers:
             factor = soft_rescaling(frobenius_norm(weight), self.norms[name], strength)
-            product = factor if restarts else factor * sent(product, factor.device)
-            parts.append(Write(weight, ..., weight * factor.to(weight.dtype)))
-            parts += [Write(bias, part, bias[part] * product.to(bias.dtype)) for bias, part in biases]
-        Change(parts=parts).make()
+            product = factor if restarts else factor * to_device(product, factor.device)
+            weight.mul_(factor.to(weight.dtype))
+            for bias, part in biases:
+                bias[part] *= product.to(bias.dtype)
+
+    def held(self) -> list[Tensor]:
+        """Return the weights."""
+        return [layer.weight for layer in self.layers]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the initial norms."""

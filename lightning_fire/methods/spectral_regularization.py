@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from lightning_fire.distributed import to_device
 from lightning_fire.functional import (
     bias_gradient,
     bias_penalty,
@@ -14,9 +15,8 @@ from lightning_fire.functional import (
     spectral_gradient,
     spectral_penalty,
 )
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.penalty import Penalty, PenaltyMethod, views_of_weights
-from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.base.transfers import sent
 from lightning_fire.where import Weights, WeightView
 from lightning_fire.where.layers import biases_beside
 
@@ -62,9 +62,9 @@ class SpectralRegularization(PenaltyMethod):
         """Show the weights, and that the biases of their layers are included."""
         return super().table(model) + "\nand the biases of their layers"
 
-    def begin(self, model: nn.Module, training: Training) -> "_SpectralPenalty":
+    def begin(self, model: nn.Module, training: Loop) -> "_SpectralPenalty":
         """Select the weights and compute the first estimates."""
-        return _SpectralPenalty(model, self.strength, self.selection)
+        return _SpectralPenalty(model, self.strength, self.selection, training)
 
 
 class _SpectralPenalty(Penalty):
@@ -74,10 +74,10 @@ class _SpectralPenalty(Penalty):
         vectors: Estimated right singular vectors by name of the weight, see `functional.spectral_penalty`.
     """
 
-    def __init__(self, model: nn.Module, strength: float, where: Weights):
-        self._views = views_of_weights(model, where)
+    def __init__(self, model: nn.Module, strength: float, where: Weights, training: Loop):
+        self._views = views_of_weights(model, where, training)
         weights = {name: views[0].parameter for name, views in self._views.items()}
-        biases = {bias for _, bias, _ in biases_beside(model, set(weights.values()))}
+        biases = {bias for _, bias, _ in biases_beside(model, set(weights.values()), training.trained(model))}
         beside = {name: parameter for name, parameter in model.named_parameters() if parameter in biases}
         super().__init__(weights | beside, strength)
         self.vectors = {view.name: _first_vector(view) for views in self._views.values() for view in views}
@@ -118,7 +118,7 @@ def _first_vector(view: WeightView) -> Tensor:
     shape, seeded = (view.groups, matrix[0].numel()), torch.Generator("cpu").manual_seed(0)
     draw = torch.randn(shape, generator=seeded, device="cpu")
     wide = torch.promote_types(matrix.dtype, torch.float32)
-    vector = sent(nn.functional.normalize(draw).to(wide), matrix.device)
+    vector = to_device(nn.functional.normalize(draw).to(wide), matrix.device)
     for _ in range(_FIRST_ITERATIONS):
         vector = power_iteration(matrix, vector, view.groups)
     return vector

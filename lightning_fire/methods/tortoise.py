@@ -1,7 +1,6 @@
 """The tortoise of Hare and Tortoise: an EMA of a model, to which the model is reset (Lee et al., ICML 2024)."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from functools import partial
 
 import torch
@@ -10,17 +9,15 @@ from torch import Tensor, nn
 from lightning_fire._private import lerp_
 from lightning_fire.distributed import gathered
 from lightning_fire.functional.checks import precise
-from lightning_fire.methods.base.change import Change, measured, new_values, require_finite
-from lightning_fire.methods.base.copies import copies_in
-from lightning_fire.methods.base.method import verified
-from lightning_fire.methods.base.optimizers import Optimizers, listed
+from lightning_fire.methods.base.change import Change, new_values, require_finite, with_report
+from lightning_fire.methods.base.method import Attached
 from lightning_fire.methods.base.report import Report
-from lightning_fire.methods.base.selecting import trained_tensors
+from lightning_fire.methods.base.reset import trained_tensors
 from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.where.argument import check_model
 
 
-class Tortoise:
+class Tortoise(Attached):
     """Keeps an exponential moving average (EMA) of a model and resets the model to it.
 
     The model is the hare, its EMA the tortoise: θ' ← μ·θ' + (1 − μ)·θ after each optimizer step, for trainable
@@ -29,6 +26,7 @@ class Tortoise:
     Args:
         model: Any module; the tortoise starts with its current values.
         momentum: μ in [0, 1), decay of the EMA (the authors' code: 0.999).
+        trained: The parameters that optimizers train. Default: those with `requires_grad`.
 
     Attributes:
         hare: The tensors of the model, by name.
@@ -43,32 +41,32 @@ class Tortoise:
         >>> before = model.weight.item()
         >>> with torch.no_grad():
         ...     _ = model.weight.add_(4.0)  # an optimizer step
-        >>> both.step()
+        >>> both.after_step()
         >>> _ = both.reset_()
         >>> round(model.weight.item() - before, 4)
         1.0
     """
 
-    def __init__(self, model: nn.Module, momentum: float = 0.999):
+    def __init__(self, model: nn.Module, momentum: float = 0.999, trained: Collection[Tensor] | None = None):
         check_momentum(momentum)
-        self.model, self.momentum = model, momentum
         check_model(model)
-        tensors, _ = trained_tensors(model)
+        self.model, self.momentum = model, momentum
+        tensors, _ = trained_tensors(model, trained)
         self.hare = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
         self.tortoise = {name: precise(tensor.clone()) for name, tensor in self.hare.items()}
         self._away: dict[str, Tensor] = {}  # values of the hare while the model has those of the tortoise
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Update the tortoise. Call it after each optimizer step."""
+    def after_step(self) -> None:
+        """Update the tortoise."""
         lerp_(list(self.tortoise.values()), list(map(precise, self.hare.values())), 1 - self.momentum)
 
-    def reset_(self, optimizers: Optimizers = ()) -> Report:
-        """Reset the model to the tortoise, in place.
+    def held(self) -> list[Tensor]:
+        """Return the tensors of the model."""
+        return list(self.hare.values())
 
-        Args:
-            optimizers: The optimizers that train the model: copies of weights in them, such as float32 ones, follow.
-                The next steps verify that the weights are not overwritten.
+    def reset_(self) -> Report:
+        """Reset the model to the tortoise, in place.
 
         Returns:
             Report on the weights that `Weights()` selects, see `fire_`.
@@ -76,29 +74,21 @@ class Tortoise:
         Raises:
             ValueError: If the tortoise has a NaN or Inf. The model is unchanged then.
         """
-        return self.plan(optimizers=optimizers).apply()
+        return self.plan().make()
 
-    def plan(self, measure: bool = True, optimizers: Optimizers = ()) -> Change:
+    def plan(self, measure: bool = True) -> Change:
         """Plan the change of `reset_`."""
         require_finite(self.tortoise)
-        tensors, given = tensors_of(self.model), listed(optimizers)
-        pairs = [(tensors[name], gathered(value)) for name, value in self.tortoise.items()]
-        copies = copies_in(given, self.model.parameters())
-        copied = [(copy, value) for tensor, value in pairs for copy in copies.get(tensor, ())]
-        change = verified(Change(new_values(pairs)), self.model, given)
-        return measured(replace(change, values=new_values([*pairs, *copied])), self.model, measure)
+        tensors = tensors_of(self.model)
+        values = new_values((tensors[name], gathered(value)) for name, value in self.tortoise.items())
+        return with_report(Change(values), self.model, measure)
 
     @torch.no_grad()
-    def swap(self, optimizers: Optimizers = ()) -> None:
-        """Exchange the values of model and tortoise, e.g. to evaluate the tortoise; call it again to undo.
-
-        The next steps of given optimizers verify that these are not overwritten.
-        """
+    def swap(self) -> None:
+        """Exchange the values of model and tortoise, e.g. to evaluate the tortoise; call it again to undo."""
         away = {} if self._away else {name: tensor.clone() for name, tensor in self.hare.items()}
         values, tensors = self._away or self.tortoise, tensors_of(self.model)
         change = Change({tensors[name]: values[name] for name in self.hare})
-        if self._away and (given := listed(optimizers)):
-            change = verified(change, self.model, given)
         change.followed_by(partial(setattr, self, "_away", away)).make()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -106,9 +96,10 @@ class Tortoise:
         return {name: tensor.cpu().clone() for name, tensor in self.tortoise.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore a `state_dict`. Tensors not in it get the values of the model."""
+        """Restore a `state_dict`. Tensors not in it, or of another size, keep the values of the model."""
         for name in self.tortoise.keys() & state.keys():
-            self.tortoise[name].copy_(state[name])
+            if self.tortoise[name].shape == state[name].shape:
+                self.tortoise[name].copy_(state[name])
 
 
 def check_momentum(momentum: float) -> None:

@@ -3,17 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from lightning_fire.methods.base.all_or_nothing import Write
-from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.layer_weights import LayerWeight, layer_weights
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.method import Attached, StepMethod
-from lightning_fire.methods.base.training import Training
-from lightning_fire.where import Weights, WeightView
-from lightning_fire.where.layers import biases_beside
+from lightning_fire.where import Weights
 
 
 @dataclass(frozen=True)
@@ -24,8 +22,8 @@ class WeightClipping(StepMethod):
 
     Args:
         bound: κ, above 0 (paper: tuned, 1 to 5).
-        where: The weights to clip; their biases go with them, of attention and recurrent layers, too. Default:
-            `Weights(preset="cnn", vectors=True)`, every Linear and convolution weight.
+        where: The weights to clip; their biases go with them. Default: those of all Linear and convolution layers,
+            depthwise ones included, of attention and of recurrent layers.
 
     Raises:
         TypeError: If `where` is a selection of a wrong kind.
@@ -41,7 +39,7 @@ class WeightClipping(StepMethod):
     """
 
     name: ClassVar[str] = "weight_clipping"
-    default_where: ClassVar[Weights] = Weights(preset="cnn", vectors=True)
+    kind: ClassVar[Weights] = Weights()
 
     bound: float = 1.0
     where: Weights | None = None
@@ -51,24 +49,25 @@ class WeightClipping(StepMethod):
         if not self.bound > 0:
             raise ValueError(f"`bound` must be above 0, got {self.bound}")
 
-    def begin(self, model: nn.Module, training: Training) -> "_Clipping":
+    def begin(self, model: nn.Module, training: Loop) -> "_Clipping":
         """Select the weights and the biases of their layers."""
-        weights = self.selection.select(model)
-        fans = {view.parameter: math.prod(view.shape[1:]) for view in weights}
-        biases = [(bias, part, fans[weight]) for weight, bias, part in biases_beside(model, fans)]
-        return _Clipping(weights, biases, self.bound)
+        return _Clipping(list(layer_weights(model, training, self.where)), self.bound)
 
 
 class _Clipping(Attached):
     """Weight clipping attached to a model."""
 
-    def __init__(self, weights: Sequence[WeightView], biases: Sequence[tuple[Tensor, Any, int]], bound: float):
+    def __init__(self, weights: Sequence[LayerWeight], bound: float):
         self.weights, self.bound = weights, bound
-        self.biases = biases  # each with an index of its part and the fan-in of this
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Clip the weights and biases, in place."""
-        limited = [(view.grid(), ..., math.prod(view.shape[1:])) for view in self.weights]
-        limits = [(tensor, part, self.bound / math.sqrt(fan_in)) for tensor, part, fan_in in [*limited, *self.biases]]
-        Change(parts=[Write(tensor, part, tensor[part].clamp(-limit, limit)) for tensor, part, limit in limits]).make()
+        for weight in self.weights:
+            limit = self.bound / math.sqrt(weight.fan_in)
+            for tensor, part in [(weight.parameter, ...), *weight.biases]:
+                tensor[part].clamp_(-limit, limit)
+
+    def held(self) -> list[Tensor]:
+        """Return the clipped weights."""
+        return [weight.parameter for weight in self.weights]

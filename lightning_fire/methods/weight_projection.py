@@ -1,19 +1,16 @@
 """Weight projection, the second half of Normalize-and-Project (Lyle et al., NeurIPS 2024)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lightning_fire.distributed import warn
+from lightning_fire.distributed import to_list, warn
 from lightning_fire.functional.projection import frobenius_norm, project_to_norm
-from lightning_fire.methods.base.all_or_nothing import Write
-from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.method import Attached, StepMethod
-from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import Weights, WeightView
 from lightning_fire.where.normalized import normalization_layers
 
@@ -55,9 +52,10 @@ class WeightProjection(StepMethod):
             return super().table(model)
         return f"WeightProjection rescales {', '.join(view.name for view in weights_but_the_output(model))}"
 
-    def begin(self, model: nn.Module, training: Training) -> "_Projection":
+    def begin(self, model: nn.Module, training: Loop) -> "_Projection":
         """Select the weights and measure their norms; warn if the model has no normalization layer."""
-        weights = weights_but_the_output(model) if self.where is None else self.where.select(model)
+        trained = training.trained(model)
+        weights = weights_but_the_output(model, trained) if self.where is None else self.where.select(model, trained)
         if not normalization_layers(model):
             warn(
                 f"{type(model).__name__} has no normalization layer: fixing the norms of its weights limits what it can"
@@ -77,14 +75,19 @@ class _Projection(Attached):
 
     def __init__(self, weights: Sequence[WeightView]):
         self.weights = weights
-        norms = read([frobenius_norm(view.grid()) for view in weights])
+        norms = to_list([frobenius_norm(view.grid()) for view in weights])
         self.norms = {view.name: norm for view, norm in zip(weights, norms, strict=True)}
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Rescale the weights, in place."""
-        grids = [(view.grid(), self.norms[view.name]) for view in self.weights]
-        Change(parts=[Write(grid, ..., project_to_norm(grid, norm)) for grid, norm in grids]).make()
+        for view in self.weights:
+            grid = view.grid()
+            grid.copy_(project_to_norm(grid, self.norms[view.name]))
+
+    def held(self) -> list[Tensor]:
+        """Return the weights."""
+        return [view.parameter for view in self.weights]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the norms."""
@@ -95,9 +98,9 @@ class _Projection(Attached):
         self.norms |= {name: norm for name, norm in state.get("norms", {}).items() if name in self.norms}
 
 
-def weights_but_the_output(model: nn.Module) -> Sequence[WeightView]:
+def weights_but_the_output(model: nn.Module, trained: Collection[Tensor] | None = None) -> Sequence[WeightView]:
     """Return every Linear and convolution weight of a model except the last one in module order."""
-    weights = Weights(preset="cnn", vectors=True).select(model)
+    weights = Weights(preset="cnn", vectors=True).select(model, trained)
     if len(weights) < 2:
         raise ValueError(
             f"{type(model).__name__} has no weight but {weights[0].name}, which is taken for its output layer: say"

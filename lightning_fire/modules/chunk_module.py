@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fire._lightning import transferred, undeclared
-from lightning_fire.contracts import HasChunkAt, HasStepsPerChunk, offers
+from lightning_fire.contracts import HasChunkAt, HasStepsPerChunk, implements
 from lightning_fire.modules.chunk_schedule import ChunkSchedule, Decay, learning_rate_factors
 
 
@@ -25,7 +25,12 @@ class ChunkModule(pl.LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Evaluate at the start of a chunk. Lightning calls this after the callbacks, which act at its first batch."""
         data, epoch = undeclared(self.trainer).datamodule, self.current_epoch
-        if epoch and batch_idx == 0 and offers(data, HasChunkAt) and data.chunk_at(epoch) != data.chunk_at(epoch - 1):
+        if (
+            epoch
+            and batch_idx == 0
+            and implements(data, HasChunkAt)
+            and data.chunk_at(epoch) != data.chunk_at(epoch - 1)
+        ):
             self._measure_at_new_data()
 
     @contextmanager
@@ -65,7 +70,7 @@ class ChunkModule(pl.LightningModule):
     ) -> Any:
         """Result for `configure_optimizers`, see `learning_rate_factors`."""
         data = undeclared(self.trainer).datamodule
-        if offers(data, HasStepsPerChunk):
+        if implements(data, HasStepsPerChunk):
             steps = data.steps_per_chunk()
         elif isfinite(total := self.trainer.estimated_stepping_batches):
             steps = [int(total)]

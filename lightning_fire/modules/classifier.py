@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fire._lightning import undeclared
 from lightning_fire._private import Dropouts
-from lightning_fire.contracts import HasSeenClasses, offers
+from lightning_fire.contracts import HasSeenClasses, implements
 from lightning_fire.metrics import OnlineAccuracy
 from lightning_fire.modules.chunk_module import ChunkModule
 from lightning_fire.modules.mean_loss import MeanLoss
@@ -147,7 +147,7 @@ class Classifier(ChunkModule, TaskMetric):
 
     def _seen_classes(self) -> Tensor | None:
         datamodule = undeclared(self.trainer).datamodule
-        seen = datamodule.seen_classes if offers(datamodule, HasSeenClasses) else None
+        seen = datamodule.seen_classes if implements(datamodule, HasSeenClasses) else None
         return None if seen is None else seen.to(self.device)
 
     def configure_optimizers(self) -> Any:

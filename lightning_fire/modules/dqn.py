@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss, mse_loss
 from torch.optim import Adam, Optimizer
 
-from lightning_fire.contracts import HasN, offers
+from lightning_fire.contracts import HasN, implements
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
 from lightning_fire.modules.replay_module import ReplayModule
 
@@ -134,7 +134,7 @@ class DQN(ReplayModule):
 
     def check_environment(self, action_space: Any, observations: Tensor) -> None:
         """Check that actions are discrete and that the network has a value for each."""
-        if not offers(action_space, HasN):
+        if not implements(action_space, HasN):
             raise ValueError(f"DQN needs a discrete action space, got {action_space}; use SAC")
         made, needed = tuple(self.net(observations).shape), (len(observations), int(action_space.n))
         if made != needed:

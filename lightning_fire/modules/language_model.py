@@ -15,7 +15,7 @@ from torch.optim import AdamW
 
 from lightning_fire._lightning import attached_trainer, is_logging_step, loss_scaler, undeclared
 from lightning_fire._private import is_a
-from lightning_fire.contracts import HasFlopsPerToken, HasTexts, offers
+from lightning_fire.contracts import HasFlopsPerToken, HasTexts, implements
 from lightning_fire.modules.chunk_module import ChunkModule
 from lightning_fire.modules.chunk_schedule import Decay
 from lightning_fire.modules.mean_loss import MeanLoss
@@ -196,7 +196,7 @@ class LanguageModel(ChunkModule):
     def _summary(self, stage: str, name: str) -> dict[str, Tensor]:
         """Return the validation losses over all ranks by key, and reset them."""
         datamodule = undeclared(self.trainer).datamodule
-        weights = datamodule.text_weights if offers(datamodule, HasTexts) else {"": 1.0}
+        weights = datamodule.text_weights if implements(datamodule, HasTexts) else {"": 1.0}
         losses = {}
         for text, loss in zip(self._texts, self.val_losses, strict=True):
             loss.update(torch.zeros((), device=self.device), 0)  # this rank may have had no batch of it
@@ -214,7 +214,7 @@ class LanguageModel(ChunkModule):
     @property
     def _texts(self) -> Sequence[str]:
         datamodule = undeclared(self.trainer).datamodule
-        return datamodule.texts if offers(datamodule, HasTexts) else [""]
+        return datamodule.texts if implements(datamodule, HasTexts) else [""]
 
     def configure_optimizers(self) -> Any:
         """Return AdamW, and the schedule of its learning rate in each phase."""
@@ -249,7 +249,7 @@ class LanguageModel(ChunkModule):
 
     def flops_per_token(self, length: int) -> int:
         """Return the FLOPs of training on one token of a block of `length`: the network's value, or 6 per parameter."""
-        if offers(self.net, HasFlopsPerToken):
+        if implements(self.net, HasFlopsPerToken):
             return self.net.flops_per_token(length)
         return 6 * sum(parameter.numel() for parameter in self.net.parameters())
 

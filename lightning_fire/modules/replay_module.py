@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fire._lightning import undeclared
-from lightning_fire.contracts import HasActionSpace, HasEnvironmentSteps, offers
+from lightning_fire.contracts import HasActionSpace, HasEnvironmentSteps, implements
 
 
 class ReplayModule(pl.LightningModule):
@@ -74,7 +74,7 @@ class ReplayModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Check the networks on an example."""
         data = undeclared(self.trainer).datamodule
-        if offers(data, HasActionSpace) and data.action_space is not None:
+        if implements(data, HasActionSpace) and data.action_space is not None:
             example, space = data.example_observations.to(self.device), data.action_space
             try:
                 self.check_environment(space, example)
@@ -84,7 +84,7 @@ class ReplayModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         data = undeclared(self.trainer).datamodule
-        self._timed = data.environment_steps if offers(data, HasEnvironmentSteps) else 0, time.perf_counter()
+        self._timed = data.environment_steps if implements(data, HasEnvironmentSteps) else 0, time.perf_counter()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Update on each minibatch of a `Rollout`."""

@@ -12,7 +12,7 @@ from torch.optim import Adam, AdamW, Optimizer
 
 from lightning_fire._lightning import undeclared
 from lightning_fire._private import lerp_
-from lightning_fire.contracts import HasN, HasResetParameters, offers
+from lightning_fire.contracts import HasN, HasResetParameters, implements
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
 from lightning_fire.modules.replay_module import ReplayModule
 from lightning_fire.modules.running_norm import RunningNorm
@@ -25,7 +25,7 @@ class TwinCritic(nn.Module):
         super().__init__()
         other = copy.deepcopy(critic)
         for layer in other.modules():
-            if offers(layer, HasResetParameters):
+            if implements(layer, HasResetParameters):
                 layer.reset_parameters()
         twins = zip(critic.named_parameters(), other.parameters(), strict=True)
         if alike := [name for (name, one), two in twins if torch.equal(one, two) and one.unique().numel() > 1]:
@@ -177,7 +177,7 @@ class SAC(ReplayModule):
 
     def check_environment(self, action_space: Any, observations: Tensor) -> None:
         """Check that actions are in a box, and that actor and critics have their shape."""
-        if offers(action_space, HasN):
+        if implements(action_space, HasN):
             raise ValueError(f"SAC needs actions in a box, got {action_space}; use DQN")
         actions = self(observations)
         values = self.critic(self.normalizer(observations), actions.new_zeros(len(actions), *action_space.shape))

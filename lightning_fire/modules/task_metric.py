@@ -5,7 +5,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from lightning_fire._lightning import attached_trainer, undeclared
-from lightning_fire.contracts import HasOnline, offers
+from lightning_fire.contracts import HasOnline, implements
 
 
 class TaskMetric(pl.LightningModule):
@@ -58,4 +58,4 @@ class TaskMetric(pl.LightningModule):
         """Return the data, if the module is being trained on a stream."""
         trainer = undeclared(attached_trainer(self))
         data = None if trainer is None else trainer.datamodule
-        return data if offers(data, HasOnline) and data.online else None
+        return data if implements(data, HasOnline) and data.online else None

@@ -19,7 +19,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks import ChunkProgressBar, PlasticityCallback
-from lightning_fire.callbacks.base.method import MethodCallback
+from lightning_fire.callbacks.base import ClockCallback
 from lightning_fire.cli import DESCRIPTION, is_ours
 from lightning_fire.contracts import num_chunks_of
 from lightning_fire.recipe.check import check_recipe
@@ -129,7 +129,7 @@ def select(args: Sequence[str]) -> str:
         print(_SELECT_HELP)
         raise SystemExit(0 if args else 2)
     cli = RecipeCLI(_without_recipe([word for word in args if word != "--json"]), run=False)
-    methods = [callback for callback in undeclared(cli.trainer).callbacks if isinstance(callback, MethodCallback)]
+    methods = [callback for callback in undeclared(cli.trainer).callbacks if isinstance(callback, ClockCallback)]
     if "--json" in args:
         chosen = {m.title: m.method.selection for m in methods if isinstance(m, PlasticityCallback)}
         every = [

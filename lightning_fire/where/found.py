@@ -13,7 +13,7 @@ from lightning_fire._private import is_a
 from lightning_fire.where.layers import ComputedWeight, own_parameters, plain
 from lightning_fire.where.projections import UnknownRows
 from lightning_fire.where.readers import OWN, READERS, gates, takes, views_in
-from lightning_fire.where.selection import some, times
+from lightning_fire.where.selection import format_shape, shorten
 from lightning_fire.where.weight_layers import LAYERS, whole_weight
 from lightning_fire.where.weight_view import Layout, WeightView
 
@@ -82,7 +82,7 @@ def parameters_of(model: nn.Module, layers: Layers | None = None, split: Split |
     for pattern, rows in (split or {}).items():
         matching = [each for each in found.values() if each.views and re.search(pattern, each.name)]
         if not matching:
-            names = some([each.name for each in found.values() if each.views]) or "none"
+            names = shorten([each.name for each in found.values() if each.views]) or "none"
             raise ValueError(f"`split` has {pattern!r}, which matches no weight; there are: {names}")
         for each in matching:
             each.views = _split(each.whole, rows)
@@ -156,7 +156,9 @@ def _declared(
             if "parametrizations." in name or not (by_name or (by_class and parameter.ndim > 1)):
                 continue
             if parameter.ndim < (2 if layout in ("out_in", "in_out") else 3):
-                raise ValueError(f"`layers` has {layout!r} for {name}, but it is of shape {times(parameter.shape)}")
+                raise ValueError(
+                    f"`layers` has {layout!r} for {name}, but it is of shape {format_shape(parameter.shape)}"
+                )
             groups = len(parameter) if layout.startswith("stacked") else 1
             groups = getattr(module, "groups", 1) if isinstance(module, LAYERS) and parameter.ndim > 2 else groups
             found.setdefault(parameter, [WeightView(name, parameter, groups, layout)])

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_fire.where.selection import ByName, Row, Selection, some
+from lightning_fire.where.selection import ByName, Row, Selection, shorten
 from lightning_fire.where.trained import UNTRAINED, as_set
 from lightning_fire.where.unit_layer import UnitLayer
 from lightning_fire.where.unit_tracing import trace
@@ -61,7 +61,7 @@ class HiddenUnits(ByName):
             inputs = [f"{o.view.name}{f' ({o.block} inputs each)' if o.block > 1 else ''}" for o in layer.outgoing]
             rows.append(Row(layer.name, layer.incoming.shape[:1], ", ".join(inputs), reason or "taken"))
         if not taken:
-            reasons = some([f"{row.name}: {row.reason}" for row in rows], "; ") or "no layer of torch ran"
+            reasons = shorten([f"{row.name}: {row.reason}" for row in rows], "; ") or "no layer of torch ran"
             raise ValueError(f"{self} finds no hidden units of {type(model).__name__}: {reasons}")
         counted = f"{sum(layer.size for layer in taken.values())} hidden units in {len(taken)} layers"
         untrained = [row.name for row in rows if row.reason == UNTRAINED]

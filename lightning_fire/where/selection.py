@@ -92,20 +92,20 @@ class Selection(Sequence[T]):
         return f", preset {self.preset}" if self.preset else ""
 
     def __str__(self) -> str:
-        cells = [(*self.heads, ""), *((row.name, times(row.shape), row.views, row.reason) for row in self.rows)]
+        cells = [(*self.heads, ""), *((row.name, format_shape(row.shape), row.views, row.reason) for row in self.rows)]
         shown = [column for column in zip(*cells, strict=True) if any(column)]
         return f"{columns(list(zip(*shown, strict=True)))}\n{self.counted} taken{self._by}"
 
 
-def about(rows: Iterable[Row]) -> str:
+def reasons_in_words(rows: Iterable[Row]) -> str:
     """Join the distinct reasons of rows, each with the number of rows and the first names."""
     names: dict[str, list[str]] = {}
     for row in rows:
         names.setdefault(row.reason, []).append(row.name)
-    return some([f"{len(them)} {reason} ({some(them, most=2)})" for reason, them in names.items()], "; ")
+    return shorten([f"{len(them)} {reason} ({shorten(them, most=2)})" for reason, them in names.items()], "; ")
 
 
-def times(shape: Sequence[int]) -> str:
+def format_shape(shape: Sequence[int]) -> str:
     """Write a shape as `8×3×3×3`."""
     return "×".join(map(str, shape))
 
@@ -117,7 +117,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def some(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
+def shorten(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
     """Join the first few items and count the others."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return separator.join(items[:most]) + more
@@ -158,11 +158,11 @@ class ByName:
             for pattern in getattr(self, argument) or ():
                 if not any(re.search(pattern, name) for name in names):
                     found = {name: kind for name, kind in (never or {}).items() if re.search(pattern, name)}
-                    only = some([f"{name} ({kind})" for name, kind in found.items()], most=2)
+                    only = shorten([f"{name} ({kind})" for name, kind in found.items()], most=2)
                     only = f", only {only}, never taken" if found else ""
                     raise ValueError(
                         f"`{argument}` has {pattern!r}, which matches no {thing}{only}; there are:"
-                        f" {some(names) or 'none'}"
+                        f" {shorten(names) or 'none'}"
                     )
 
 

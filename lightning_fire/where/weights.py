@@ -12,7 +12,7 @@ from lightning_fire.where.found import Declared, Found, parameters_of
 from lightning_fire.where.layers import ComputedWeight
 from lightning_fire.where.presets import PRESETS, Preset, is_vector, preset_for
 from lightning_fire.where.projections import UnknownRows
-from lightning_fire.where.selection import ByName, Row, Selection, about, patterns, some, times
+from lightning_fire.where.selection import ByName, Row, Selection, format_shape, patterns, reasons_in_words, shorten
 from lightning_fire.where.trained import FROZEN, UNTRAINED, as_set, why_not_trained
 from lightning_fire.where.weight_view import LAYOUTS, WeightView
 
@@ -102,10 +102,9 @@ class Weights(ByName):
                 lazy layer is not initialized.
         """
         found = parameters_of(model, self.layers, self.split)
-        known = [
-            name for each in found if each.is_weight for name in [*each.names, *(view.name for view in each.views)]
-        ]
-        self.check(known, never={each.name: each.reason for each in found if not each.is_weight})
+        weights = [each for each in found if each.is_weight]
+        known = dict.fromkeys(name for each in weights for name in [*each.names, *(view.name for view in each.views)])
+        self.check(list(known), never={each.name: each.reason for each in found if not each.is_weight})
         never = self._never(model, found, None if trained is None else as_set(trained))
         matrices = [each for each in found if each.views and never[each.name] not in (DEPTHWISE, LOW_RANK, "empty")]
         matrices = [each for each in matrices if not all(map(is_vector, each.views))]
@@ -194,12 +193,12 @@ def _row(found: Found, reasons: Mapping[WeightView, str], never: str) -> Row:
 def _matrices_of(view: WeightView) -> str:
     """Format the shape of a view; a stack as `4 of 16×8`."""
     if not view.layout.startswith("stacked"):
-        return times(view.shape)
-    return f"{view.groups} of {times((view.shape[0] // view.groups, *view.shape[1:]))}"
+        return format_shape(view.shape)
+    return f"{view.groups} of {format_shape((view.shape[0] // view.groups, *view.shape[1:]))}"
 
 
 def _why_nothing(rows: Sequence[Row]) -> str:
-    reason = about(row for row in rows if len(row.shape) > 1)
+    reason = reasons_in_words(row for row in rows if len(row.shape) > 1)
     if FROZEN in reason:
         adapter = "merge_and_unload() of the adapter and " if LOW_RANK in reason else ""
         reason += f". Frozen weights are taken after {adapter}model.requires_grad_()"
@@ -208,7 +207,7 @@ def _why_nothing(rows: Sequence[Row]) -> str:
 
 def _about_parametrizations(lost: Sequence[Found]) -> str:
     by = {each.name: each.parameter.by for each in lost if isinstance(each.parameter, ComputedWeight)}
-    which = some([f"{name} ({how})" for name, how in by.items()])
+    which = shorten([f"{name} ({how})" for name, how in by.items()])
     exclude = [f"^{re.escape(name)}" for name in by]
     return (
         f"selected weights are computed by a parametrization, so that a new value would be lost: {which}. Remove the"

@@ -135,7 +135,7 @@ def test_another_module_is_taken_for_the_same_training_with_a_warning():
     callback, first = Snapshots(FullReset(), AtEpochs([1])), PlainModule()
     start = state_of(first)
     trainer(callback, max_epochs=2).fit(first, datamodule=PlainData())
-    with pytest.warns(UserWarning, match="FullReset was used in a fit of another module, .* make a new callback"):
+    with pytest.warns(UserWarning, match="Snapshots was used in a fit of another module, .* make a new callback"):
         trainer(callback, max_epochs=2).fit(PlainModule(), datamodule=PlainData())
     for name, tensor in start.items():
         assert torch.equal(callback.seen[-1][1][name], tensor), name

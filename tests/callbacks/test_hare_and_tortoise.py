@@ -87,7 +87,7 @@ def test_the_tortoise_is_evaluated_and_the_hare_continues():
     fit = trainer(callback, num_sanity_val_steps=0)
     fit.fit(module, datamodule=data)
     assert_same_weights(module, fitted(HareAndTortoise(EveryNEpochs(2), momentum=0.7)))
-    hare, tortoise = state_of(module.net), callback.state_dict()["tortoise"]
+    hare, tortoise = state_of(module.net), callback.state_dict()["method"]
     fit.test(module, datamodule=data, verbose=False)
     fit.predict(module, datamodule=data)
     assert len(module.seen["validation"]) == 6
@@ -143,7 +143,7 @@ def test_the_tortoise_of_bfloat16_weights_moves_in_steps_too_small_for_it():
         model.weight.add_(1.0)
     hare = model.weight.detach().clone()
     for _ in range(100):
-        both.step()
+        both.after_step()
     expected = hare.double() + (before.double() - hare.double()) * 0.999**100
     torch.testing.assert_close(both.tortoise["weight"].double(), expected, rtol=0, atol=1e-5)
     both.swap()

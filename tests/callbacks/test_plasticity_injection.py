@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from small_training import PlainModule, assert_same_weights, dataset, fitted, state_of
 from torch import nn
 
-from lightning_fire import PlasticityCallback, PlasticityInjection, ShrinkAndPerturb, wrap_heads
+from lightning_fire import Loop, PlasticityCallback, PlasticityInjection, ShrinkAndPerturb, wrap_heads
 from lightning_fire.methods import InjectedHead
 
 HEAD = "net.5"
@@ -41,8 +41,9 @@ def test_the_output_is_that_of_the_definition():
 @pytest.mark.parametrize("told", [PlainModule, lambda: wrapped(PlainModule(), HEAD)])
 def test_a_head_of_one_linear_layer_learns_as_before_which_is_told(told):
     """(W + W′ − W″) x has the outputs and the gradient of W x, step by step."""
-    assert "on the function or gradients of 'net.5', one Linear layer" in PlasticityInjection(HEAD).check(told())[0]
-    assert not PlasticityInjection("net").check(told())
+    (sentence,) = PlasticityInjection(HEAD).check(told(), Loop())
+    assert "on the function or gradients of 'net.5', one Linear layer" in sentence
+    assert not PlasticityInjection("net").check(told(), Loop())
     plain = nn.Linear(6, 3).double()
     injected = InjectedHead(copy.deepcopy(plain))
     optimizers = [torch.optim.Adam(head.parameters(), 0.1) for head in (plain, injected)]
@@ -113,11 +114,11 @@ def test_heads_with_several_inputs_and_outputs():
 
 
 class Remembers(PlasticityCallback):
-    def act(self, trainer, pl_module):
+    def act(self, trainer, pl_module, clock):
         pl_module.eval()
         before, state = pl_module.net(INPUTS), state_of(pl_module)
         moments = dict(trainer.optimizers[0].state)
-        values = super().act(trainer, pl_module)
+        values = super().act(trainer, pl_module, clock)
         self.seen = [*getattr(self, "seen", []), (before, pl_module.net(INPUTS), state, state_of(pl_module))]
         self.moments = moments, dict(trainer.optimizers[0].state)
         pl_module.train()

@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_fire import AtNewData, EveryNSteps, HiddenUnits, Loop, PlasticityCallback, ReDo
 from lightning_fire.methods.base.change import Change
-from lightning_fire.methods.base.unit_reset import unit_resets
+from lightning_fire.methods.base.unit_reset import reset_units
 
 Recorded = snapshots_of(PlasticityCallback)
 
@@ -69,7 +69,9 @@ def test_a_reset_unit_does_not_contribute_to_the_output_at_first():
     with torch.no_grad():
         module.net[5].weight[:, 8:12] = 0.0
     without = module.training_step(batch, 0)
-    Change(parts=unit_resets([(layer, torch.tensor([2]))], seed=0, optimizers=[])).make()
+    values = {}
+    reset_units(values, [(layer, torch.tensor([2]))], 0, module, Loop())
+    Change(values).make()
     torch.testing.assert_close(module.training_step(batch, 0), without)
 
 
@@ -111,7 +113,7 @@ def test_an_event_logs_these_keys():
     method = Recorded(ReDo(threshold=0.7), EveryNSteps(3))
     fitted(method, max_epochs=3)
     layers = {f"redo.layers/dormant_fraction/net.{index}" for index in (0, 3)}
-    assert set(method.seen[0][2]) == {"redo/dormant_fraction", "redo/units", *layers}
+    assert set(method.seen[0][2]) == {"redo/event", "redo/dormant_fraction", "redo/units", *layers}
 
 
 @pytest.mark.parametrize("score", ["activation", "pre_activation"])

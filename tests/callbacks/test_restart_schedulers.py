@@ -134,31 +134,6 @@ def test_added_in_a_later_month_it_knows_the_data_from_another_callback(other, t
     assert same.num_events == 0
 
 
-class Factor(PlainModule):
-    """A learning rate of 0.01 times a function of the step; the last event is before step 12."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
-        schedule = lr_scheduler.LambdaLR(optimizer, self.factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-@pytest.mark.parametrize("epochs", [5, 6])  # at the end of training, and at the end of an epoch
-def test_a_learning_rate_near_0_after_an_event_is_warned_of(epochs):
-    module = Factor(lambda step: 0.001 if step >= 12 else 1.0)
-    with pytest.warns(UserWarning, match="epoch 4, step 12, and the learning rate has since been at most 0.001"):
-        fitted(FIRECallback(), module=module, max_epochs=epochs)
-
-
-@pytest.mark.parametrize("factor", [lambda step: (step - 12) / 50 if step >= 12 else 1.0, lambda step: 0.01])
-def test_a_warm_up_from_0_is_not(factor):
-    fitted(FIRECallback(), module=Factor(factor))  # a warning would be an error
-
-
 def test_a_plateau_is_forgotten():
     class Plateau(PlainModule):
         def configure_optimizers(self):

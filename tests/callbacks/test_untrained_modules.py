@@ -1,21 +1,17 @@
 """What no optimizer of the Trainer trains, such as a teacher whose `requires_grad` was left on, is left alone."""
 
-import copy
-
 import pytest
 import torch
-from lightning.pytorch import Callback
-from methods_table import ALL, MADE, callback_of
+from methods_table import ALL, callback_of
 from small_training import PlainData, PlainModule, fitted, snapshots_of, state_of, trainer
 from torch import nn
 
 from lightning_fire import (
     FIRE,
     AtEpochs,
-    EventMethod,
-    EveryNEpochs,
     FIRECallback,
     FullReset,
+    Log,
     OptimizerReset,
     Parameters,
     PlasticityCallback,
@@ -138,6 +134,31 @@ def test_a_module_whose_optimizer_is_not_found_is_changed_by_requires_grad_with_
     assert callback.num_events == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*returned `None`, this fit will run with no optimizer")
+def test_a_dict_of_more_than_a_hundred_optimizers_is_searched():
+    """One for each parameter, which steps in the backward pass."""
+
+    class InBackward(PlainModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+            self.net.extend([nn.Linear(3, 3) for _ in range(60)])
+            self.own = {parameter: torch.optim.Adam([parameter]) for parameter in self.parameters()}
+            for parameter in self.parameters():
+                parameter.register_post_accumulate_grad_hook(lambda parameter: self.own[parameter].step())
+
+        def training_step(self, batch, batch_idx):
+            self.manual_backward(super().training_step(batch, batch_idx))
+
+        def configure_optimizers(self):
+            return None
+
+    module = InBackward()
+    fitted(FIRECallback(AtEpochs([1])), module=module, data=PlainData(), max_epochs=2)
+    steps = {p.ndim: int(optimizer.state[p]["step"]) for p, optimizer in module.own.items()}
+    assert len(module.own) > 100 and steps == {1: 8, 2: 4}
+
+
 class Gan(PlainModule):
     """Leaves the critic frozen between batches; a third network is frozen for good, though an optimizer has it."""
 
@@ -159,51 +180,18 @@ class Gan(PlainModule):
         self.manual_backward(self.net(self.critic(x)).square().mean())
         second.step()
 
-    def loss_on(self, batch):
-        return self.critic(self.net(batch[0]).mean() + batch[0]).square().mean()
-
     def configure_optimizers(self):
         critic = [*self.critic.parameters(), *self.backbone.parameters()]
         return [torch.optim.Adam(parameters, lr=1e-2) for parameters in (critic, self.net.parameters())]
 
 
-@pytest.mark.parametrize("name", ["dash", "fire", "full_reset", "shrink_and_perturb"])
-def test_a_network_that_is_frozen_between_batches_is_changed_and_one_frozen_for_good_is_not(name):
-    module, callback = Gan(), snapshots_of(PlasticityCallback)(MADE[name], AtEpochs([1]))
-    backbone = copy.deepcopy(module.backbone.state_dict())
+def test_a_network_that_is_frozen_at_an_event_is_left_out_and_named(caplog):
+    module, callback = Gan(), snapshots_of(FIRECallback)(AtEpochs([1]), log=Log(curvature=False))
     fitted(callback, module=module, data=PlainData(), max_epochs=2)
     before, after, _ = callback.seen[0]
-    assert all(not torch.equal(before[key], after[key]) for key in ("critic.weight", "net.0.weight"))
-    assert all(torch.equal(value, backbone[key]) for key, value in module.backbone.state_dict().items())
-    assert not module.critic.weight.requires_grad
-
-
-def test_it_is_also_changed_in_a_later_fit_after_an_error_and_after_a_resume(tmp_path):
-    """Each begins with the critic frozen, as the batch before has left it."""
-
-    class Watched(FIRECallback):
-        def plan(self, trainer, pl_module):
-            change = super().plan(trainer, pl_module)
-            self.names = {view.name for view in change.weights}
-            return change
-
-    class FailsIn(Callback):
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-            if trainer.current_epoch == 2:
-                assert not copy.copy(callback)._stepped  # nor in a pickle
-                raise RuntimeError("in a batch")
-
-    module, callback = Gan(), Watched(EveryNEpochs(1))
-    fitted(callback, module=module, data=PlainData(), max_epochs=2).trainer.save_checkpoint(tmp_path / "end.ckpt")
-    every = callback.names
-    assert {"critic.weight", "net.0.weight"} <= every
-    with pytest.raises(RuntimeError, match="in a batch"):
-        trainer(callback, FailsIn(), max_epochs=3).fit(module, datamodule=PlainData(), ckpt_path=tmp_path / "end.ckpt")
-    assert callback.names == every and not callback._stepped
-    module.critic.requires_grad_(False)
-    resumed = Watched(EveryNEpochs(1))
-    fitted(resumed, module=module, data=PlainData(), max_epochs=3, ckpt_path=tmp_path / "end.ckpt")
-    assert resumed.names == every
+    changed = {name for name in after if not torch.equal(before[name], after[name])}
+    assert changed == {"net.0.weight", "net.3.weight", "net.5.weight"}
+    assert "3 of 5 weight matrices" in next(text for text in caplog.messages if " acted at " in text)
 
 
 class FineTuned(PlainModule):
@@ -238,23 +226,3 @@ def test_a_fresh_draw_leaves_frozen_layers_alone_and_asks_only_what_is_selected(
         trainer(whole, max_epochs=2).fit(module, datamodule=PlainData())
         assert whole.num_events == 1
         assert all(torch.equal(value, before[key]) for key, value in state_of(module.net[0]).items())
-
-
-class ByFire(EventMethod):
-    """A method of one's own that asks another one for its change."""
-
-    name = "by_fire"
-
-    def plan(self, model, training):
-        return FIRE().plan(model, training)
-
-
-def test_a_method_of_ones_own_leaves_a_teacher_alone_and_drops_no_state_of_others():
-    module = Distilled()
-    before = state_of(module)
-    callback = snapshots_of(PlasticityCallback)(ByFire(), AtEpochs([1]))
-    fitted(callback, module=module, data=PlainData(), max_epochs=2)
-    ((old, new, values),) = callback.seen
-    assert {key for key in old if not torch.equal(old[key], new[key])} == {f"net.{i}.weight" for i in (0, 3, 5)}
-    assert all(torch.equal(module.state_dict()[key], before[key]) for key in before if key.startswith("teacher.0"))
-    assert values["by_fire/dfi_normalized_after"] < values["by_fire/dfi_normalized_before"]

@@ -152,14 +152,14 @@ def test_several_fits_continue_and_copies_are_independent():
 
 def test_an_average_that_is_made_during_training_takes_the_units_that_are_reset():
     class Late(Callback):
-        average, follows = None, None
+        follows = None
 
         def on_train_batch_end(self, trainer, pl_module, *_):
-            if self.average is None:
-                self.average = AveragedModel(pl_module.net)
+            if not hasattr(pl_module, "average"):
+                pl_module.average = AveragedModel(pl_module.net)
 
         def on_train_epoch_end(self, trainer, pl_module):
-            self.follows = torch.equal(self.average.module[3].weight, pl_module.net[3].weight)
+            self.follows = torch.equal(pl_module.average.module[3].weight, pl_module.net[3].weight)
 
     late = Late()
     fitted(late, PlasticityCallback(ContinualBackprop(1.0, maturity=1)), max_epochs=1)

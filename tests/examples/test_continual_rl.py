@@ -82,14 +82,10 @@ def test_a_method_acts_at_each_change_and_only_then(example, method, monkeypatch
     events = []
 
     class Watched(example.PlasticityCallback):
-        def __init__(self, method, when):
-            super().__init__(method, when)
-            self.act, self._training.act = self._training.act, self.watch
-
-        def watch(self, time, *options):
+        def _act(self, time, *options):
             model, optimizer = self.model.policy, self.model.policy.optimizer
             before = {name: value.clone() for name, value in model.state_dict().items()}
-            done = self.act(time, *options)
+            done = super()._act(time, *options)
             moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
             events.append(
                 (self.num_timesteps, moved, len(optimizer.state), model.state_dict()["action_net.weight"].clone())

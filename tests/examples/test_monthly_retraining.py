@@ -54,8 +54,8 @@ def weights_of(checkpoint):
 def test_each_month_but_the_first_has_one_event_also_if_its_process_is_killed(tmp_path, way, moments, events):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     will, did_not, end = month_in_a_process(whole, 0, way)
-    assert "Months announces new data when its `chunk` changes from 0. If this process continues from weights" in will
-    assert did_not.startswith("FIRECallback did not act in this fit: all data was the first that it has seen, and")
+    assert "if this process continues from weights trained before, use when=AtNewData(skip_first=False)" in will
+    assert did_not.startswith("FIRECallback did not act in this fit: new data comes when Months.chunk changes from 0")
     assert float(end.removeprefix("month 0: accuracy ")) > 0.6
     for month, moment in zip((1, 2), moments, strict=True):
         will, acted, end = month_in_a_process(whole, month, way)

@@ -242,7 +242,7 @@ def _feature_rank(loop: Loop) -> Plain:
 
 def _hare_and_tortoise(loop: Loop) -> Plain:
     method = methods.Tortoise(loop.model, momentum=0.8)
-    return _at_event(method.reset_, method, method.step)
+    return _at_event(method.reset_, method, method.after_step)
 
 
 PLAIN: dict[str, Callable[[Loop], Plain]] = {
@@ -259,7 +259,7 @@ PLAIN: dict[str, Callable[[Loop], Plain]] = {
     "dash_where": partial(_dash, number=2, alpha=0.1, minimum=0.05, where=LINEAR),
     "plasticity_injection": _inject,
     "plasticity_injection_all": partial(_inject, optimizer_state="all"),
-    "optimizer_reset": lambda loop: _at_event(lambda: methods.reset_optimizer_state(loop.optimizer)),
+    "optimizer_reset": lambda loop: _at_event(lambda: methods.drop_state(loop.optimizer)),
     "redo": _redo,
     "redo_pre_activation": partial(_redo, score="pre_activation", where=LATER_UNITS),
     "redo_gradient": partial(_redo, score="gradient"),
@@ -352,7 +352,7 @@ def _library_method(name: str, model: nn.Module) -> methods.Method:
 
         needs_initial_values = False
 
-        def plan(self, model: nn.Module, training: methods.Training) -> methods.Change:
+        def plan(self, model: nn.Module, training: methods.Loop) -> methods.Change:
             given = methods.Loop(training.optimizers, initial=values)
             return super().plan(model, given)
 

@@ -124,8 +124,8 @@ OUT_OF_RANGE: dict[Callable[..., Any], list[dict[str, Any]]] = {
         {"preset": "resnet"},
         {"include": "head"},
         {"exclude": ["("]},
-        {"splits": 3},
-        {"splits": {"qkv": {"q": 0}}},
+        {"split": 3},
+        {"split": {"qkv": {"q": 0}}},
         {"layers": {"W": "out"}},
     ],
     partial(UPGD, nn.Linear(1, 1).parameters()): [{"lr": -1}, {"utility_decay": 1.0}],
@@ -207,7 +207,7 @@ class Broken(methods.EventMethod):
     def __init__(self, returned: Callable[[nn.Module], Any]):
         self.returned = returned
 
-    def plan(self, model: nn.Module, training: methods.Training) -> Any:
+    def plan(self, model: nn.Module, training: methods.Loop) -> Any:
         return self.returned(model)
 
 
@@ -260,7 +260,7 @@ CASES |= {
     "fire_ of a lazy layer": lambda: methods.fire_(nn.Sequential(nn.LazyLinear(3))),
     "fire_ where nothing is": lambda: methods.fire_(network(), Weights(include=["nope"])),
     "fire_ without what is there": lambda: methods.fire_(network(), Weights(exclude=["."])),
-    "fire_ with a split of other rows": lambda: methods.fire_(network(), Weights(splits={"0.weight": {"q": 3}})),
+    "fire_ with a split of other rows": lambda: methods.fire_(network(), Weights(split={"0.weight": {"q": 3}})),
     "fire_ with a layout of another shape": lambda: methods.fire_(network(), Weights(layers={"1.weight": "out_in"})),
     "fire_ with the optimizer of another model": lambda: methods.fire_(network(), optimizers=adam(network())),
     "fire_ with an average of another kind": lambda: methods.fire_(network(), averages=3),

@@ -81,8 +81,8 @@ def applied(name: str, device: str) -> dict[str, torch.Tensor]:
     if name == "tortoise":
         tortoise = methods.Tortoise(run.model, 0.9)
         for _ in range(4):
-            run.step(after=tortoise.step)
-        tortoise.reset_(run.optimizer)
+            run.step(after=tortoise.after_step)
+        tortoise.reset_()
     elif name == "rank_ascent":
         methods.RankAscent(run.model, run.forward, 0.01).step(run.forward)
     elif isinstance(MADE.get(name), methods.EventMethod):

@@ -43,7 +43,8 @@ class Event:
 
 def state_of(model, optimizers, **others):
     flags = [(part.training, [p.requires_grad for p in part.parameters(recurse=False)]) for part in model.modules()]
-    values = dict(model.state_dict()), [p.grad for p in model.parameters()], [o.state_dict() for o in optimizers]
+    steps = [(o.state_dict()["state"], [{**group, "params": ()} for group in o.param_groups]) for o in optimizers]
+    values = dict(model.state_dict()), [p.grad for p in model.parameters()], steps
     return [*values, flags, torch.get_rng_state(), np.random.get_state()[1], random.getstate(), others]
 
 
@@ -79,12 +80,12 @@ def lightning(method, event, folder, resume=False):
     stopping, average = callbacks.EarlyStopping("loss", patience=9), callbacks.EMAWeightAveraging(decay=0.9)
 
     class Watched(PlasticityCallback):
-        def act(self, trainer, pl_module):
+        def act(self, trainer, pl_module, clock):
             def state():
                 kept = {"own": self.state_dict(), "patience": stopping.state_dict()}
                 return state_of(pl_module, trainer.optimizers, average=average._average_model.state_dict(), **kept)
 
-            return event.run(state, lambda: super(Watched, self).act(trainer, pl_module))
+            return event.run(state, lambda: super(Watched, self).act(trainer, pl_module, clock))
 
     torch.manual_seed(0)
     module, acting = Validated(), Watched(method, EveryNEpochs(2), log=Log(curvature=False))
@@ -105,17 +106,17 @@ class Body(nn.Module):
         return {"loss": nn.functional.cross_entropy(self.net(x), labels)}
 
 
-def watched(training, event, kept):
-    """Let the event of an adapter run under a mode."""
+def watched(callback, event, kept):
+    """Let the event of a callback run under a mode."""
 
-    class Watched(type(training)):
-        def act(self, *args):
+    class Watched(type(callback)):
+        def _act(self, *args, **options):
             def state():
-                return state_of(self.model, self.optimizers, own=self.state_dict(), **kept(self))
+                return state_of(self._network, self._loop.optimizers, own=self._state(), **kept(self))
 
-            return event.run(state, lambda: super(Watched, self).act(*args))
+            return event.run(state, lambda: super(Watched, self)._act(*args, **options))
 
-    training.__class__ = Watched
+    callback.__class__ = Watched
 
 
 def huggingface(method, event, folder, resume=False):
@@ -126,7 +127,7 @@ def huggingface(method, event, folder, resume=False):
     model = Body()
     average = AveragedModel(model)
     callback = adapter.PlasticityCallback(method, EveryNSteps(2), averages=average)
-    watched(callback._training, event, lambda _: {"average": average.state_dict(), "last": callback._last_event})
+    watched(callback, event, lambda own: {"average": average.state_dict(), "last": own._last_event})
     options = {"max_steps": 3, "save_steps": 1, "report_to": "none", "disable_tqdm": True, "use_cpu": True}
     x = torch.randn(24, 6, generator=torch.Generator().manual_seed(0))
     data = [{"x": row, "labels": index % 3} for index, row in enumerate(x)]
@@ -134,7 +135,7 @@ def huggingface(method, event, folder, resume=False):
     with contextlib.suppress(MemoryError):
         fit = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[callback])
         fit.train(resume_from_checkpoint=resume or None)
-    return callback._training.event - 1, model
+    return callback._event - 1, model
 
 
 def stable_baselines3(method, event, folder, resume=False):
@@ -146,13 +147,11 @@ def stable_baselines3(method, event, folder, resume=False):
     if resume:
         model = sb3.PPO.load(folder / "now", env=model.env)
     callback = adapter.PlasticityCallback(method, EveryNSteps(64))
-    watched(
-        callback._training, event, lambda own: {"asked": callback._asked, "log": own._algorithm.logger.name_to_value}
-    )
+    watched(callback, event, lambda own: {"asked": own._asked, "log": own.logger.name_to_value})
     with contextlib.suppress(MemoryError):
         model.learn(128 - model.num_timesteps, callback, reset_num_timesteps=not resume)
     model.save(folder / "now")
-    return callback._training.event - 1, None  # environments are not saved
+    return callback._event - 1, None  # environments are not saved
 
 
 def check(library, method, folder, most):

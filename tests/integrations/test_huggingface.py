@@ -18,18 +18,32 @@ from torch.utils.data import DataLoader, IterableDataset
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from lightning_fire import AtEpochs, AtFraction, AtNewData, EveryNEpochs, EveryNSteps, Weights, WhenMetric  # noqa: E402
+from lightning_fire import (  # noqa: E402
+    AtEpochs,
+    AtFraction,
+    AtNewData,
+    EveryNEpochs,
+    EveryNSteps,
+    Schedule,
+    Weights,
+    WhenMetric,
+)
 from lightning_fire.integrations.huggingface import MeasurePlasticity, PlasticityCallback  # noqa: E402
 from lightning_fire.methods import (  # noqa: E402
     DASH,
     FIRE,
     METHODS,
+    Attached,
+    Change,
     ContinualBackprop,
     EventMethod,
     FullReset,
     L2Init,
     Loop,
     ReDo,
+    Report,
+    ShrinkAndPerturb,
+    StepMethod,
     WeightClipping,
     fire_,
 )
@@ -86,20 +100,18 @@ def trainer(folder, *callbacks, model=None, data=None, kind=None, **options):
 
 def watched(callback):
     """Record the model before and after each event, and the names with optimizer state that remain."""
-    training, seen = callback._training, []
-    act = training.act
+    seen, act = [], callback._act
 
-    def watch(*args):
-        before = copy.deepcopy(training.model)
-        values = act(*args)
-        states = {
-            parameter for optimizer in training.optimizers for parameter, state in optimizer.state.items() if state
-        }
-        kept = {name for name, parameter in training.model.named_parameters() if parameter in states}
-        seen.append((before, copy.deepcopy(training.model), kept))
+    def watch(*args, **options):
+        model = callback._network
+        before = copy.deepcopy(model)
+        values = act(*args, **options)
+        states = {parameter for each in callback._loop.optimizers for parameter, state in each.state.items() if state}
+        kept = {name for name, parameter in model.named_parameters() if parameter in states}
+        seen.append((before, copy.deepcopy(model), kept))
         return values
 
-    training.act = watch
+    callback._act = watch
     return seen
 
 
@@ -353,7 +365,8 @@ def test_the_first_data_is_said_to_be_the_first(tmp_path, caplog):
         trainer(tmp_path, PlasticityCallback(FIRE(), [AtNewData(), EveryNSteps(2)])).train()
         assert "this data is the first" not in caplog.text
         trainer(tmp_path, PlasticityCallback(FIRE())).train()
-    assert caplog.text.count("this data is the first. Data is new in a later train()") == 1
+    assert caplog.text.count("is due; this data is the first, and data is new in a later train()") == 1
+    assert "give when=AtNewData(skip_first=False)" in caplog.text
 
 
 def test_the_line_of_an_event_says_how_many_matrices_are_taken(tmp_path, caplog):
@@ -365,7 +378,7 @@ def test_the_line_of_an_event_says_how_many_matrices_are_taken(tmp_path, caplog)
 def test_a_method_that_acts_at_each_step_says_on_how_many_units(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         trainer(tmp_path, PlasticityCallback(ContinualBackprop()), model=net()).train()
-    assert "ContinualBackprop acts on 32 hidden units in 2 layers." in caplog.text
+    assert "continual_backprop acts on 32 hidden units in 2 layers, at each step." in caplog.text
 
 
 def test_an_event_that_changes_nothing_is_named(tmp_path, caplog):
@@ -399,7 +412,7 @@ def test_copies_keep_the_state_of_a_callback_without_its_training(tmp_path):
     copied = pickle.loads(pickle.dumps(copy.deepcopy(callback)))
     training = trainer(tmp_path, copied, model=model, data=blocks(200))
     training.train()
-    assert events(training) == [0] and copied._training.event == 2 and callback._training.event == 1
+    assert events(training) == [0] and copied._event == 2 and callback._event == 1
 
 
 class Evaluating(transformers.Trainer):
@@ -494,7 +507,8 @@ class OfAnotherLibrary:
             parameter.grad = None
 
 
-def test_an_optimizer_of_another_library_is_served_or_refused(tmp_path):
+def test_an_optimizer_of_another_library_is_served(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     schedule = SimpleNamespace(step=lambda *_: None, get_last_lr=lambda: [1e-2])
 
     def training(method, when, model):
@@ -510,9 +524,14 @@ def test_an_optimizer_of_another_library_is_served_or_refused(tmp_path):
     ((before, after, kept),) = seen
     fire_(before)
     assert equal(before, after) and 0 < len(kept) < len(list(after.parameters()))
-    _, refused = training(L2Init(0.1), None, gpt2())
-    with pytest.raises(ValueError, match="L2Init acts at each step of an optimizer of torch, which OfAnotherLibrary"):
-        refused.train()
+    found = {}
+    for method in (None, L2Init(0.1)):
+        model = gpt2()
+        callback, each = training(method or L2Init(0.0), None, model)
+        each.train()
+        found[method] = model
+    assert not equal(*found.values())
+    assert "checkpoints have no state of it, as OfAnotherLibrary is not an optimizer of torch" in caplog.text
 
 
 @pytest.mark.parametrize(("with_callback", "expected"), [(True, [STEPS]), (False, [STEPS])])
@@ -588,14 +607,6 @@ def test_lora_factors_are_left_alone_and_a_merged_model_is_not(tmp_path):
     assert fire_(merged.requires_grad_())["dfi_normalized_after"] < 0.1
 
 
-def test_warns_of_a_learning_rate_near_0(tmp_path, caplog):
-    constant = {"lr_scheduler_type": "constant"}
-    trainer(tmp_path, PlasticityCallback(FIRE(), EveryNSteps(5)), **constant).train()
-    assert "learning rate of" not in caplog.text
-    trainer(tmp_path, PlasticityCallback(FIRE(), EveryNSteps(198)), max_steps=199, learning_rate=1e-3).train()
-    assert "fire acted at step 198 with a learning rate of 5e-06" in caplog.text
-
-
 def test_unsupported_settings_are_an_error_when_it_is_made():
     with pytest.raises(ValueError, match="cannot be used here: only the steps of training are known"):
         PlasticityCallback(FIRE(), [AtEpochs([1]), WhenMetric("eval_loss", above=1.0)])
@@ -613,7 +624,7 @@ def test_unsupported_settings_are_an_error_when_it_is_made():
 
 class Lossless(Net):
     def forward(self, input_ids, labels=None):
-        return {"logits": super().forward(input_ids, labels)["logits"]}
+        return {"logits": super().forward(input_ids, input_ids)["logits"]}
 
 
 class LossOfTheTrainer(transformers.Trainer):
@@ -650,7 +661,7 @@ def test_what_is_missing_is_an_error_before_training(tmp_path):
     with pytest.raises(ValueError, match="two callbacks log as 'fire'"):
         trainer(tmp_path, *(PlasticityCallback(FIRE(), AtFraction(f)) for f in (0.3, 0.5))).train()
     with pytest.raises(ValueError, match="Lossless returns no loss of a batch"):
-        trainer(tmp_path, PlasticityCallback(DASH(), EveryNSteps(5)), model=Lossless()).train()
+        trainer(tmp_path, PlasticityCallback(DASH(), EveryNSteps(5)), model=Lossless(), kind=LossOfTheTrainer).train()
     trainer(tmp_path, save_strategy="steps", save_steps=3).train()
     training = trainer(tmp_path / "next")
     training.add_callback(PlasticityCallback(FullReset(), EveryNSteps(5)))  # too late to see the new model
@@ -681,11 +692,266 @@ def test_a_given_average_begins_again_from_the_new_weights(tmp_path):
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     callback = PlasticityCallback(FIRE(), EveryNSteps(3), averages=average)
     trainer(tmp_path, callback, model=model, max_steps=4, learning_rate=0.0, weight_decay=0.0).train()
-    assert callback._training.event == 2
+    assert callback._event == 2
     assert all(map(torch.equal, average.module.parameters(), model.parameters()))
-    assert pickle.loads(pickle.dumps(callback))._training.averages == ()
+    assert pickle.loads(pickle.dumps(callback))._averages == []
     with pytest.raises(TypeError, match="`averages` must be averages of weights"):
         PlasticityCallback(FIRE(), averages=3)
+
+
+class Notes(Schedule):
+    """Due at given steps; keeps the clocks that it is asked with."""
+
+    def __init__(self, *steps):
+        self.steps, self._clocks = steps, []
+
+    def due(self, clock):
+        self._clocks.append(clock)
+        return clock.step in self.steps
+
+
+def test_the_clock_of_a_training_and_of_the_next(tmp_path):
+    """Two epochs of three steps, on two data sets."""
+    model, when = gpt2(), Notes()
+    callback = PlasticityCallback(FIRE(), when)
+    for chunk in range(2):
+        trainer(tmp_path, callback, model=model, data=blocks(200 * chunk)).train()
+        assert [clock.step for clock in when._clocks] == list(range(STEPS))
+        assert [clock.epoch for clock in when._clocks] == [0, 0, 0, 1, 1, 1]
+        assert [clock.epoch_start for clock in when._clocks] == [True, False, False, True, False, False]
+        assert [clock.new_data for clock in when._clocks] == [True] + 5 * [False]
+        assert {clock.chunk for clock in when._clocks} == {chunk}
+        assert [clock.progress for clock in when._clocks] == [step / STEPS for step in range(STEPS)]
+        assert [clock.progress_before for clock in when._clocks] == [(step - 1) / STEPS for step in range(STEPS)]
+        when._clocks.clear()
+
+
+def test_the_clock_of_a_resumed_training_is_in_the_middle_of_its_data(tmp_path):
+    trainer(tmp_path, PlasticityCallback(FIRE(), Notes()), save_strategy="steps", save_steps=2).train()
+    when = Notes()
+    training = trainer(tmp_path / "resumed", PlasticityCallback(FIRE(), when))
+    training.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert [(clock.step, clock.epoch, clock.new_data) for clock in when._clocks] == [
+        (2, 0, False),
+        (3, 1, False),
+        (4, 1, False),
+        (5, 1, False),
+    ]
+    assert [clock.epoch_start for clock in when._clocks] == [False, True, False, False]
+
+
+def test_what_an_event_logs_is_the_report_of_a_plain_loop(tmp_path):
+    """Of a method that uses initial values, at two events: each with its number, and once per step."""
+    callback = PlasticityCallback(ShrinkAndPerturb(0.5), EveryNSteps(2), name="ours")
+    model, seen = gpt2(), watched(callback)
+    initial = {name: value.clone() for name, value in model.state_dict().items()}
+    training = trainer(tmp_path, callback, model=model)
+    training.train()
+    entries = logged(training, "ours/event")
+    assert [(entry["step"], entry["ours/event"]) for entry in entries] == [(2, 1.0), (4, 2.0)]
+    for number, (entry, (before, after, _)) in enumerate(zip(entries, seen, strict=True), 1):
+        report = ShrinkAndPerturb(0.5)(before, Loop(initial=initial, event=number))
+        assert equal(before, after)
+        expected = {**report.keyed("ours", layers=False), "ours/event": float(number), "step": entry["step"]}
+        assert {**entry, "ours/seconds": 0} == {**expected, "ours/seconds": 0}
+
+
+def test_initial_values_are_those_of_the_first_training(tmp_path):
+    """At new data a full reset returns to them, with the state of the optimizer new, and the events count on."""
+    model, found = gpt2(), []
+    callback = PlasticityCallback(FullReset(), log=found.append)
+    start, seen = copy.deepcopy(model), watched(callback)
+    for number in range(3):
+        trainer(tmp_path, callback, model=model, data=blocks(100 * number), max_steps=2).train()
+        assert not equal(model, start)
+    assert [values["full_reset/event"] for values in found] == [1, 2]
+    assert len(seen) == 2
+    assert all(equal(after, start) and not equal(before, start) and not kept for before, after, kept in seen)
+
+
+def test_a_checkpoint_has_the_state_and_a_later_one_without_the_callback_has_none(tmp_path):
+    def state(folder):
+        return torch.load(folder / "optimizer.pt", weights_only=False)["param_groups"][0].get("lightning_fire.ours")
+
+    callback = PlasticityCallback(FullReset(), EveryNSteps(2), name="ours")
+    training = trainer(tmp_path, callback, save_strategy="steps", save_steps=3)
+    start = copy.deepcopy(training.model)
+    training.train()
+    for step, events, ended in ((3, 2, False), (6, 3, True)):  # an event comes after the checkpoint of its step
+        found = state(tmp_path / f"checkpoint-{step}")
+        assert (found["step"], found["ended"], found["chunk"]) == (step, ended, 0)
+        assert found["training"]["event"] == events and not found["training"]["method"]
+        assert all(torch.equal(found["training"]["initial"][name], p) for name, p in start.named_parameters())
+    training.remove_callback(callback)
+    training.args.output_dir = str(tmp_path / "later")
+    training.train()
+    assert state(tmp_path / "later" / "checkpoint-3") is None
+
+
+class Records(StepMethod):
+    """A step method that notes what is called, with the gradient that it sees."""
+
+    name = "records"
+
+    def __init__(self):
+        self.calls = []
+
+    def begin(self, model, training):
+        attached, calls = Attached(), self.calls
+        attached.before_step = lambda optimizer: calls.append(("before", model.head.weight.grad.norm().item()))
+        attached.after_step = lambda: calls.append(("after", model.head.weight.detach().clone()))
+        attached.close = lambda: calls.append(("close",))
+        return attached
+
+
+def test_a_step_method_is_called_around_each_step_with_clipped_gradients(tmp_path):
+    method = Records()
+    options = {"gradient_accumulation_steps": 3, "max_steps": 2, "max_grad_norm": 1e-3}
+    training = trainer(tmp_path, PlasticityCallback(method), model=net(), **options)
+    training.train()
+    assert [call[0] for call in method.calls] == ["before", "after", "before", "after", "close"]
+    assert all(0 < call[1] <= 1e-3 for call in method.calls[::2][:2])
+    assert torch.equal(method.calls[3][1], training.model.head.weight)
+
+
+def test_gradients_are_unscaled_and_a_skipped_step_does_not_count(tmp_path):
+    """As accelerate does in half precision, which takes a GPU."""
+    method = Records()
+    callback = PlasticityCallback(method)
+    training = trainer(tmp_path, callback, Refuse(), model=net())
+    with contextlib.suppress(KeyboardInterrupt):
+        training.train()
+    callback.on_step_begin(training.args, training.state, None)
+    for parameter in training.model.parameters():
+        parameter.grad = torch.full_like(parameter, 8.0)
+    inner = torch.optim.SGD(training.model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))  # makes its scale
+    optimizer = SimpleNamespace(scaler=scaler, optimizer=inner, step_was_skipped=False)
+    size = training.model.head.weight.numel() ** 0.5
+    for _ in range(2):  # the second time they are unscaled already
+        callback.on_pre_optimizer_step(training.args, training.state, None, optimizer=optimizer)
+        assert method.calls.pop() == ("before", pytest.approx(size))
+    callback.on_optimizer_step(training.args, training.state, None, optimizer=optimizer)
+    assert method.calls.pop()[0] == "after"
+    optimizer.step_was_skipped = True
+    callback.on_optimizer_step(training.args, training.state, None, optimizer=optimizer)
+    assert not method.calls
+
+
+class Odd(IterableDataset):
+    """Batches of which a step of two leaves one over."""
+
+    def __iter__(self):
+        yield from blocks()
+
+
+def test_no_gradient_of_the_old_network_is_left_at_an_event(tmp_path):
+    """A stream of three batches, in steps of two: the last one waits for the next epoch."""
+    found = []
+
+    class Sees(PlasticityCallback):
+        def _act(self, *args, **options):
+            found.append([p.grad is None for p in self._network.parameters()])
+            return super()._act(*args, **options)
+
+    options = {"gradient_accumulation_steps": 2, "max_steps": 4}
+    training = trainer(tmp_path, Sees(FIRE(), EveryNSteps(1)), data=Odd(), **options)
+    training.train()
+    assert events(training) == [1, 2, 3] and all(map(all, found))
+
+
+def test_batches_for_methods_depend_on_the_event_alone(tmp_path):
+    """Drawn without training's random state, in another order at each event; the batches of training stay."""
+
+    class Draws(EventMethod):
+        name, changes_weights, needs_batches = "draws", False, True
+
+        def __init__(self):
+            self.batches = []
+
+        def plan(self, model, training):
+            hook = model.register_forward_pre_hook(
+                lambda _, args, kwargs: self.batches.append((training.event, kwargs["input_ids"])), with_kwargs=True
+            )
+            training.run(2)
+            hook.remove()
+            return Change(report=Report())
+
+    def drawn(seed):
+        method = Draws()
+        trainer(tmp_path, PlasticityCallback(method, EveryNSteps(2)), model=net(), seed=seed).train()
+        return method.batches
+
+    one, other = drawn(1), drawn(2)
+    assert [event for event, _ in one] == [1, 1, 2, 2] and all(batch.shape == (4, 16) for _, batch in one)
+    assert all(torch.equal(batch, again) for (_, batch), (_, again) in zip(one, other, strict=True))
+    assert not torch.equal(one[0][1], one[1][1]) and not torch.equal(one[0][1], one[2][1])
+
+
+def said_in(caplog, train):
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "lightning_fire"):
+        train()
+    return [record.message for record in caplog.records if record.name == "lightning_fire"]
+
+
+def test_one_sentence_before_a_training_at_each_event_and_after_one_without(tmp_path, caplog):
+    middle, folder = AtFraction(0.5), str(tmp_path / "checkpoint-4")
+    before, acted = said_in(
+        caplog, trainer(tmp_path, PlasticityCallback(FIRE(), middle), save_strategy="steps", save_steps=4).train
+    )
+    assert before.startswith("fire acts on 7 of 7 weight matrices, preset gpt (")
+    assert before.endswith(", when AtFraction(fraction=0.5) is due.")
+    assert acted.startswith("fire acted at epoch 1, step 3 (dfi_normalized ")
+    resumed = trainer(tmp_path / "next", PlasticityCallback(FIRE(), middle))
+    again, none = said_in(caplog, lambda: resumed.train(resume_from_checkpoint=folder))  # its time has passed
+    assert again == before
+    assert none == "fire had no event in this train(): AtFraction(fraction=0.5) was not due."
+    (each,) = said_in(caplog, trainer(tmp_path, PlasticityCallback(L2Init(0.1))).train)
+    assert each == "l2_init acts at each step."
+    assert said_in(caplog, trainer(tmp_path, PlasticityCallback(MeasurePlasticity()), model=net()).train) == []
+
+
+def test_what_is_left_out_is_said_once(tmp_path, caplog):
+    model = gpt2()
+    model.transformer.h[0].mlp.c_fc.weight.requires_grad_(False)
+    callback, found = PlasticityCallback(FIRE(Weights(include=["attn", "c_proj"])), EveryNSteps(2)), []
+
+    class Freezes(transformers.TrainerCallback):
+        def on_step_begin(self, args, state, control, **options):
+            if state.global_step == 4:  # the optimizer forgets a weight
+                (group, *_) = options["optimizer"].param_groups
+                kept = [p for p in group["params"] if p is not model.transformer.h[0].attn.c_proj.weight]
+                found.append(len(group["params"]) - len(kept))
+                group["params"] = kept
+
+    training = trainer(tmp_path, Freezes(), callback, model=model, max_steps=7)
+    before, first, second, third = said_in(caplog, training.train)
+    assert found == [1] and "leaves out" not in before + first + third
+    assert second.endswith("; leaves out transformer.h.0.attn.c_proj.weight: no optimizer trains it)")
+
+
+def test_the_best_metric_that_is_forgotten_is_part_of_the_sentence(tmp_path, caplog):
+    often = {"eval_strategy": "steps", "eval_steps": 1, "metric_for_best_model": "eval_loss"}
+    kind = partial(Evaluating, eval_dataset=blocks())
+    training = trainer(tmp_path, PlasticityCallback(FIRE(), EveryNSteps(4)), kind=kind, **often)
+    *_, acted = said_in(caplog, training.train)
+    assert acted.endswith("; the Trainer forgets its best eval_loss)")
+
+
+def test_another_model_is_named(tmp_path, caplog):
+    callback = PlasticityCallback(FIRE(), EveryNSteps(2))
+    assert said_in(caplog, lambda: [trainer(tmp_path, callback) for _ in range(2)]) == []  # none was trained
+    trainer(tmp_path, callback).train()
+    (named,) = said_in(caplog, lambda: trainer(tmp_path, callback))
+    assert named == "fire takes another model for the same one, later. For a new one make a new callback."
+
+
+def test_functions_are_checked():
+    for argument in ("log", "losses"):
+        with pytest.raises(TypeError, match=f"`{argument}` must be a function, got 3"):
+            PlasticityCallback(FIRE(), **{argument: 3})
 
 
 def test_an_event_logs_these_keys_and_none_by_layer(tmp_path):

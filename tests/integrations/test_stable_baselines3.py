@@ -12,6 +12,7 @@ from methods_table import KEYS, made
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 sb3 = pytest.importorskip("stable_baselines3")
+gymnasium = pytest.importorskip("gymnasium")
 
 from stable_baselines3.common.callbacks import (  # noqa: E402
     BaseCallback,
@@ -37,6 +38,7 @@ from lightning_fire.methods import (  # noqa: E402
     DASH,
     FIRE,
     METHODS,
+    Attached,
     ContinualBackprop,
     EventMethod,
     L2Init,
@@ -44,6 +46,7 @@ from lightning_fire.methods import (  # noqa: E402
     PlasticityInjection,
     ReDo,
     SelfNormalizedReset,
+    StepMethod,
     WeightClipping,
     WeightProjection,
 )
@@ -98,18 +101,18 @@ class Noting(PlasticityCallback):
 
 def watched(callback):
     """Record the weights before each event, and the names with optimizer state that remain."""
-    training, seen = callback._training, []
-    act = training.act
+    seen, act = [], callback._act
 
-    def watch(*event):
-        before = copy.deepcopy(training.model.state_dict())
-        values = act(*event)
-        states = {parameter for optimizer in training.optimizers for parameter in optimizer.state}
-        kept = {name for name, parameter in training.model.named_parameters() if parameter in states}
+    def watch(*args, **options):
+        policy = callback._network
+        before = copy.deepcopy(policy.state_dict())
+        values = act(*args, **options)
+        states = {parameter for optimizer in callback._loop.optimizers for parameter in optimizer.state}
+        kept = {name for name, parameter in policy.named_parameters() if parameter in states}
         seen.append((before, kept))
         return values
 
-    training.act = watch
+    callback._act = watch
     return seen
 
 
@@ -234,7 +237,7 @@ def test_the_gradients_are_those_of_the_algorithm():
             super()._on_rollout_end()
             if self.num_timesteps == 32:
                 of = [p for p in self.model.policy.q_net.parameters()]
-                (found["own"],) = self._training.gradients(of, 1)
+                (found["own"],) = self._loop.gradients(of, 1)
                 optimizer = self.model.policy.optimizer
                 found["handle"] = optimizer.register_step_pre_hook(
                     lambda *_: found.update(next=found.get("next") or [p.grad.clone() for p in of])
@@ -327,17 +330,21 @@ def test_a_method_acts_once_after_an_interrupted_learn(again):
 
 
 @pytest.mark.parametrize("algorithm", [dqn, sac])
-def test_an_interrupted_learn_leaves_no_hooks_to_a_later_one(algorithm):
+def test_an_interrupted_learn_changes_nothing_in_a_later_one(algorithm):
     model = algorithm()
+    clips, watches = PlasticityCallback(WeightClipping(0.5)), PlasticityCallback(ContinualBackprop())
     with pytest.raises(KeyboardInterrupt):
-        model.learn(64, [PlasticityCallback(WeightClipping(0.5)), Interrupt()])
-    optimizers = [part.optimizer for part in model.policy.modules() if hasattr(part, "optimizer")]
-    assert any(each._optimizer_step_pre_hooks for each in optimizers)
+        model.learn(64, [clips, watches, Interrupt()])
     weight = next(model.policy.parameters())
     with torch.no_grad():
         weight.fill_(5.0)
     model.learn(64, reset_num_timesteps=False)
     assert weight.min() > 4
+    parts = [part for callback in (clips, watches) for _, part in callback._parts]
+    assert parts and not any(part.watching for part in parts)
+    model.learn(64, [clips, watches], reset_num_timesteps=False)
+    assert weight.max() <= 0.5 and not clips._parts
+    optimizers = [part.optimizer for part in model.policy.modules() if hasattr(part, "optimizer")]
     assert not any(each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for each in optimizers)
 
 
@@ -359,37 +366,193 @@ def test_a_callback_that_another_one_calls_in_a_rollout_is_an_error(kind):
         dqn().learn(32, [outer])
 
 
-def test_a_callback_that_has_not_acted_says_whether_the_next_learn_begins_with_an_event(caplog):
-    def said(method, when, timesteps):
-        caplog.clear()
-        ppo().learn(timesteps, PlasticityCallback(method, when))
-        return [record.message for record in caplog.records if "act" in record.message or "event" in record.message]
-
-    with caplog.at_level(logging.INFO):
-        for when in (AtFraction(0.9), EveryNSteps(96)):
-            assert f"fire had no event in this learn(): {when} was not due at any" in said(FIRE(), when, 64)[-1]
-        due = "of the next learn(…, reset_num_timesteps=False): EveryNSteps(n=64) is due"
-        assert said(FIRE(), EveryNSteps(64), 64) == [f"fire will act at the first rollout {due}"]
-        assert said(ReDo(), EveryNSteps(64), 64) == [f"redo will act at the first rollout with data {due}"]
-        (acted,) = said(FIRE(), EveryNSteps(64), 96)
-        assert acted.startswith("fire acted at timestep 64 (")
-
-
-def test_a_schedule_of_other_than_whole_rollouts_is_warned_of_once(caplog):
-    """With `learn` of as many timesteps the third event is in the middle of the third one, from 128 to 192."""
-    agent, fire = ppo(), Noting(FIRE(), [EveryNSteps(50), AtFraction(0.99)])
-    for _ in range(3):
-        agent.learn(50, fire, reset_num_timesteps=False)
-    assert fire.timesteps == [64, 128, 160]
-    warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warned) == 1
-    assert "EveryNSteps(n=50) is not a multiple of a rollout, 32 timesteps (n_steps × environments)" in warned[0]
-    assert warned[0].endswith(" Give both a multiple, such as 64.")
+def said_in(caplog, agent, callback, *timesteps, **options):
     caplog.clear()
-    ppo().learn(64, PlasticityCallback(FIRE(), EveryNSteps(64)))
-    dqn().learn(64, PlasticityCallback(FIRE(), EveryNSteps(50)))
-    ppo().learn(64, PlasticityCallback(MeasurePlasticity()))
-    assert "multiple" not in caplog.text
+    with caplog.at_level(logging.INFO, "lightning_fire"):
+        for each in timesteps:
+            agent.learn(each, callback, **options)
+    return [record.message for record in caplog.records if record.name == "lightning_fire"]
+
+
+@pytest.mark.parametrize("when", [AtFraction(0.9), EveryNSteps(96)])
+def test_a_learn_without_an_event_says_so(caplog, when):
+    _, none = said_in(caplog, ppo(), PlasticityCallback(FIRE(), when), 64)
+    assert none == f"fire had no event in this learn(): {when} was not due at any of its rollouts."
+
+
+@pytest.mark.parametrize("reset", [True, False])
+@pytest.mark.parametrize(("method", "at"), [(FIRE(), "first rollout of"), (ReDo(), "first rollout with data of")])
+def test_an_event_that_is_due_at_the_end_comes_in_the_next_learn_as_is_said(caplog, method, at, reset):
+    """Also where the count starts from 0 again, as Stable-Baselines3 does by default."""
+    agent, callback = ppo(), Noting(method, EveryNSteps(64))
+    _, promise = said_in(caplog, agent, callback, 64)
+    assert promise == f"{method.name} will act at the {at} the next learn(): EveryNSteps(n=64) is due."
+    before, acted = said_in(caplog, agent, callback, 64, reset_num_timesteps=reset)[:2]
+    start = (0 if reset else 64) + 32 * method.needs_batches
+    assert callback.timesteps == [start]
+    assert acted.startswith(f"{method.name} acted at timestep {start} (") and "will" not in before + acted
+
+
+def test_each_learn_that_counts_from_0_has_the_event_of_the_one_before():
+    """By default; the state of a saved agent counts, too."""
+    agent, callback = ppo(), Noting(FIRE(), EveryNSteps(64))
+    for _ in range(3):
+        agent.learn(64, callback)
+    assert callback.timesteps == [0, 0] and callback.values["fire/event"] == 2
+    agent, longer = ppo(), Noting(FIRE(), EveryNSteps(96))  # timesteps of several do not add up
+    for _ in range(3):
+        agent.learn(64, longer)
+    assert longer.timesteps == []
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_saved_agent_acts_in_the_next_learn_if_an_event_was_due(tmp_path, reset):
+    agent, later = ppo(), Noting(FIRE(), EveryNSteps(64))
+    agent.learn(64, Noting(FIRE(), EveryNSteps(64)))
+    agent.save(tmp_path / "agent")
+    loaded = sb3.PPO.load(tmp_path / "agent", env=agent.env)
+    assert loaded.plasticity["fire"]["timesteps"] == 64
+    loaded.learn(32, later, reset_num_timesteps=reset)
+    assert later.timesteps == [0 if reset else 64]
+
+
+def test_the_state_of_an_earlier_version_is_read(tmp_path):
+    agent, later = ppo(), Noting(FIRE(), EveryNSteps(32))
+    agent.plasticity = {"fire": {"asked": 0, "training": {"event": 5, "method": (), "initial": None}}}
+    agent.learn(64, later)
+    assert later.timesteps == [32] and later.values["fire/event"] == 5
+
+
+@pytest.mark.parametrize("algorithm", [dqn, ppo, sac])
+def test_a_penalty_is_that_of_hooks_of_ones_own(algorithm):
+    """Attached once for each optimizer, around its steps."""
+    method, twin = L2Init(0.1), algorithm()
+    start = {name: value.clone() for name, value in twin.policy.state_dict().items()}
+    for part in twin.policy.modules():
+        if isinstance(optimizer := getattr(part, "optimizer", None), torch.optim.Optimizer):
+            attached = method.attach(twin.policy, Loop(optimizer, initial=start))
+            optimizer.register_step_pre_hook(lambda each, *_, attached=attached: attached.before_step(each))
+    twin.learn(96)
+    model, callback = algorithm(), Noting(method)
+    model.learn(96, callback)
+    assert equal(model, twin)
+    assert callback.values["l2_init/penalty"] > 0
+
+
+@pytest.mark.parametrize(("algorithm", "number"), [(dqn, 1), (ppo, 1), (sac, 2)])
+def test_steps_are_counted_for_each_optimizer(algorithm, number):
+    """A method is attached once to each optimizer, called around each of its steps, and closed at the end."""
+    calls = []
+
+    class Counts(StepMethod):
+        name = "counts"
+
+        def begin(self, model, training):
+            (optimizer,), attached = training.optimizers, Attached()
+            attached.before_step = lambda each: calls.append(("before", optimizer, each))
+            attached.after_step = lambda: calls.append(("after", optimizer, optimizer))
+            attached.metrics = lambda: {"steps": float(len(calls)), "threshold": 3.0}
+            attached.close = lambda: calls.append(("close", optimizer, optimizer))
+            return attached
+
+    steps, callback, model = [], Noting(Counts()), algorithm()
+    for part in model.policy.modules():
+        if isinstance(optimizer := getattr(part, "optimizer", None), torch.optim.Optimizer):
+            optimizer.register_step_post_hook(lambda each, *_: steps.append(each))
+    model.learn(64, callback)
+    assert all(own is other for _, own, other in calls)
+    assert len(set(steps)) == number and [kind for kind, *_ in calls[-number:]] == ["close"] * number
+    around = [(kind, each) for each in steps for kind in ("before", "after")]
+    assert [(kind, each) for kind, each, _ in calls[:-number]] == around
+    assert callback.values["counts/threshold"] == 3.0  # the mean, and sums of others
+    assert callback.values["counts/steps"] % number == 0
+
+
+class DictEnv(gymnasium.Env):
+    """Observations in a dict, as of goals."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"pose": gymnasium.spaces.Box(-1, 1, (3,)), "goal": gymnasium.spaces.Box(-1, 1, (2,))}
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.random = 0, np.random.default_rng(0)
+        return self._observation(), {}
+
+    def _observation(self):
+        return {name: self.random.uniform(-1, 1, space.shape).astype("float32") for name, space in self._spaces()}
+
+    def _spaces(self):
+        return self.observation_space.spaces.items()
+
+    def step(self, action):
+        self.t += 1
+        return self._observation(), float(action), False, self.t >= 10, {}
+
+
+@pytest.mark.parametrize("algorithm", [sb3.PPO, sb3.A2C])
+@pytest.mark.parametrize("kind", [FIRE, ReDo, DASH, ContinualBackprop, MeasurePlasticity])
+def test_observations_in_a_dict(algorithm, kind):
+    """The algorithm's own rollout stays as it is: what only looks at it changes no training."""
+    own = {"batch_size": 32, "n_epochs": 1} if algorithm is sb3.PPO else {}
+
+    def learned(callback):
+        return algorithm("MultiInputPolicy", DictEnv(), n_steps=32, **own, **small()).learn(160, callback)
+
+    when = EveryNSteps(64) if issubclass(kind, EventMethod) else None
+    callback = Noting(kind(), when)
+    model = learned(callback)
+    assert callback.timesteps
+    for method in (MeasurePlasticity(), LOOKS) if kind is MeasurePlasticity else ():
+        assert equal(learned(PlasticityCallback(method, EveryNSteps(64) if method is LOOKS else None)), learned(None))
+    assert model.num_timesteps == 160
+
+
+def test_ranks_are_those_of_the_last_rollout():
+    """Not of the first of the `learn`, which a method that acts at each step had kept."""
+    found = []
+
+    class Keeps(Noting):
+        def _record(self, values):
+            if values:
+                _, part = self._parts[0]
+                found.append((part.training.rollouts[-1], self._loop.rollouts[-1]))
+            super()._record(values)
+
+    ppo().learn(128, Keeps(MeasurePlasticity()))
+    assert len(found) == 3 and all(own is last for own, last in found)
+    assert len({id(own) for own, _ in found}) == 3
+
+
+def test_the_clock_counts_each_timestep_once():
+    asked = []
+
+    class Notes(Schedule):
+        def due(self, clock):
+            asked.append(clock)
+            return False
+
+    agent, callback = ppo(), PlasticityCallback(FIRE(), Notes())
+    agent.learn(64, callback)
+    assert [clock.step for clock in asked if clock.progress] == list(range(1, 33))
+    assert [clock.progress for clock in asked if clock.progress] == [step / 64 for step in range(1, 33)]
+    assert [clock.progress_before for clock in asked if clock.progress] == [step / 64 for step in range(32)]
+    assert not any(clock.epoch_start or clock.new_data or clock.epoch for clock in asked)
+    assert [clock.step for clock in asked if not clock.progress] == list(range(33, 65))  # at the end
+
+
+def test_the_sentence_before_a_learn(caplog):
+    rollout = "an event waits for the next rollout, of 32 timesteps."
+    first, *_ = said_in(caplog, ppo(), PlasticityCallback(FIRE(), EveryNSteps(50)), 64)
+    assert first.startswith("fire acts on 5 of 5 weight matrices, preset cnn (")
+    assert first.endswith(f", when EveryNSteps(n=50) is due; {rollout}")
+    first, *_ = said_in(caplog, dqn(), PlasticityCallback(FIRE(), EveryNSteps(50)), 64)
+    assert first.endswith(", when EveryNSteps(n=50) is due.")
+    first, *_ = said_in(caplog, ppo(), PlasticityCallback(FIRE(), AtFraction(0.5)), 64)
+    assert "is due; a fraction is of all 64 timesteps: to act in each of several learn() give EveryNSteps(n)." in first
+    assert said_in(caplog, ppo(), PlasticityCallback(L2Init(0.1)), 64) == ["l2_init acts at each step."]
 
 
 def test_what_cannot_be_measured_is_said_in_the_first_learn_only(caplog):
@@ -403,23 +566,14 @@ def test_what_cannot_be_measured_is_said_in_the_first_learn_only(caplog):
     assert caplog.text.count("plasticity/critical_sharpness is not logged") == 2  # another agent
 
 
-def test_a_fraction_is_said_to_be_of_all_calls_of_learn(caplog):
+def test_a_fraction_is_of_all_calls_of_learn(caplog):
     """Of all timesteps so far the middle lies where the second begins, and for the third it has passed."""
-    agent, fire, said = ppo(), Noting(FIRE()), []
-    for _ in range(3):
-        with caplog.at_level(logging.INFO):
-            agent.learn(128, fire, reset_num_timesteps=False)
-        said.append(caplog.text)
-        caplog.clear()
+    agent, fire = ppo(), Noting(FIRE())
+    said = [said_in(caplog, agent, fire, 128, reset_num_timesteps=False) for _ in range(3)]
     assert fire.timesteps == [64, 128]
-    assert "fire will act in this learn(): AtFraction(fraction=0.5) is a fraction of all 128 timesteps." in said[0]
-    assert "; 5 of 5 weight matrices, preset cnn)" in said[0] and "no event" not in said[0]
-    assert "fire will not act in this learn(): AtFraction(fraction=0.5) is a fraction of all 384 timesteps." in said[2]
-    assert "give EveryNSteps(n), or call fire_ between them" in said[2] and "had no event in this learn()" in said[2]
-    with caplog.at_level(logging.INFO):
-        ppo().learn(64, PlasticityCallback(FIRE(), EveryNSteps(32)))
-        ppo().learn(64, PlasticityCallback(L2Init(1e-3)))
-    assert "this learn()" not in caplog.text
+    for (first, *_), end in zip(said, (128, 256, 384), strict=True):
+        assert f"is due; a fraction is of all {end} timesteps: " in first
+    assert all(len(each) == 2 for each in said) and "had no event in this learn()" in said[2][1]
 
 
 @pytest.mark.parametrize("stop", [48, 52, 60])
@@ -439,7 +593,7 @@ def test_each_training_asks_the_schedule_for_its_own_timesteps(algorithm):
     callback, model = Noting(FIRE(), EveryNSteps(32)), algorithm()
     for reset in (True, True, False):
         model.learn(64, callback, reset_num_timesteps=reset)
-    assert callback.timesteps == [32, 32, 64, 96]
+    assert callback.timesteps == [32, 0, 32, 64, 96]  # due at the end of the first, it acts as the second begins
 
 
 def test_the_log_of_the_library_has_the_values(tmp_path):
@@ -474,7 +628,7 @@ def test_a_given_average_of_the_trained_network_begins_again_from_its_new_weight
     class Sees(PlasticityCallback):
         def _on_rollout_start(self):
             super()._on_rollout_start()
-            if self._training.event == 2 and not seen:
+            if self._event == 2 and not seen:
                 seen.extend(map(torch.equal, average.module.parameters(), network.parameters()))
 
     model.learn(60, Sees(FIRE(), EveryNSteps(40), averages=average))
@@ -488,7 +642,7 @@ def test_an_algorithm_whose_policy_no_optimizer_steps_has_no_gradients_for_a_met
     with pytest.raises(ValueError, match=r"DASH needs gradients by which .* step, and PPO uses a line search"):
         model.learn(64, PlasticityCallback(DASH(), EveryNSteps(32)))
     ppo().learn(64, callback := PlasticityCallback(DASH(), EveryNSteps(32)))
-    assert callback._training.event == 2
+    assert callback._event == 2
 
 
 def test_a_second_learn_of_one_model_asks_the_schedule():

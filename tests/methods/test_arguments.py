@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import lightning_fire
 from lightning_fire import methods
-from lightning_fire.methods import reset_optimizer_state
+from lightning_fire.methods import drop_state
 from lightning_fire.methods.base.optimizers import with_inner
 from lightning_fire.when import AtNewData
 from lightning_fire.where import HiddenUnits, Parameters, Weights
@@ -199,12 +199,16 @@ def test_a_model_without_values_is_told_how_to_make_them(method):
 
 
 class Foreign:
-    """An optimizer as of fastai: a `state` by parameter, in which it also keeps settings."""
+    """An optimizer of no class of torch: a `state` by parameter, in which it also keeps settings."""
 
     def __init__(self, parameters):
         self.state, self.param_groups = defaultdict(dict), [{"params": list(parameters)}]
         for parameter in self.param_groups[0]["params"]:
-            self.state[parameter] = {"do_wd": False, "step": 3, "grad_avg": torch.ones_like(parameter)}
+            self.state[parameter] = {"do_wd": False}
+
+    def step(self):
+        for parameter, state in self.state.items():
+            state |= {"step": 3, "grad_avg": torch.ones_like(parameter)}
 
 
 class Shows:
@@ -242,17 +246,19 @@ def test_an_average_begins_again_from_the_new_weights(name):
 def test_an_optimizer_of_another_library_is_served(name):
     model = network()
     foreign = Foreign(model.parameters())
+    foreign.step()
     FUNCTIONS[name](model, optimizers=foreign)
     assert foreign.state[model[0].weight] == {"do_wd": False}
     kept = name == "fire_"  # biases are not touched
     assert ("grad_avg" in foreign.state[model[0].bias]) == kept
-    reset_optimizer_state([foreign])
+    drop_state([foreign])
     assert all(state == {"do_wd": False} for state in foreign.state.values())
 
 
 def test_the_moments_of_units_in_an_optimizer_of_another_library_become_zero():
     model = network()
     foreign = Foreign(model.parameters())
+    foreign.step()
     FUNCTIONS["ReDo"](model, foreign)
     assert not foreign.state[model[0].weight]["grad_avg"].any()
 
@@ -262,7 +268,7 @@ def test_a_wrapper_of_another_library_is_served_by_what_is_in_it():
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     model(X).sum().backward()
     optimizer.step()
-    assert with_inner(Shows(optimizer)) == [optimizer]
+    assert with_inner([Shows(optimizer)]) == [optimizer]
     methods.fire_(model, optimizers=Shows(optimizer))
     assert set(optimizer.state) == {model[0].bias, model[1].weight, model[1].bias, model[3].bias}
     methods.fire_(model, optimizers={"all": optimizer}.values())
@@ -293,18 +299,6 @@ def test_a_plan_that_returns_no_change_is_named():
         Broken(None)(network())
     with pytest.raises(TypeError, match="must be new tensors by the tensors that they replace, got str and Parameter"):
         Broken(lambda model: methods.Change(dict(model.named_parameters())))(network())
-
-
-def test_a_method_in_place_of_a_callback_is_named():
-    for hook, library in (("setup", "Lightning"), ("on_init_end", "the Trainer of Hugging Face")):
-        with pytest.raises(TypeError, match=rf"FIRE is not a callback of {library}: use lightning_fire\S*\.Plasticity"):
-            getattr(methods.FIRE(), hook)
-    with pytest.raises(
-        TypeError, match=r"FIRE is not a callback of Stable-Baselines3: use lightning_fire\.integrations"
-    ):
-        methods.FIRE()({"self": None}, {})
-    assert not hasattr(methods.FIRE(), "stepz") and not hasattr(methods.FIRE(), "setup")
-    assert copy.deepcopy(methods.FIRE(steps=5)) == methods.FIRE(steps=5)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -1,15 +1,20 @@
 """A planned change leaves a model alone until it is applied; its report equals a slow computation."""
 
 import copy
+import signal
+import weakref
 from importlib import import_module
 
 import pytest
 import torch
-from methods_table import made
+from methods_table import EVENTS, made
 from pretended import Pretended
+from raising import RaisesAt, spread
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lightning_fire import Parameters, Weights, dash_, fire_, full_reset_, shrink_and_perturb_
 from lightning_fire.distributed import gathered
@@ -18,16 +23,18 @@ from lightning_fire.methods import (
     FIRE,
     METHODS,
     EventMethod,
+    FullReset,
     L2Init,
     Loop,
     ReDo,
+    ShrinkAndPerturb,
+    Tortoise,
     WeightProjection,
     fresh_values,
-    reset_optimizer_state,
+    initial_values,
 )
 from lightning_fire.methods.base import change
 from lightning_fire.methods.base.change import Change
-from lightning_fire.methods.base.method import planned
 from lightning_fire.methods.base.report import differences
 
 fire = import_module("lightning_fire.methods.fire")
@@ -91,58 +98,35 @@ def test_a_report_describes_the_change_of_the_weights(method):
     assert str(report).endswith(f", norm × {report.norm_ratio:.2g}; {taken}")
 
 
-def test_a_plan_changes_nothing_until_it_is_applied_and_then_at_each_application():
+def test_a_planned_event_changes_nothing_until_it_is_made():
     model = network()
     before, twin = copy.deepcopy(model.state_dict()), copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model(torch.ones(1, 4, 5, 5)).sum().backward()
     optimizer.step()
     model.load_state_dict(before)
-    change = planned(FIRE(), model, Loop(optimizer))
+    change = FIRE().event(model, Loop(optimizer))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert len(optimizer.state) == 4
-    report = change.apply()
-    change.make()
+    report = change.make()
     fire_(twin)
     assert all(torch.equal(value, twin.state_dict()[name]) for name, value in model.state_dict().items())
     assert len(optimizer.state) == 2  # the momenta of the biases
     assert report is change.report
 
 
-@pytest.mark.parametrize("kind", [torch.optim.Adam, lambda params: torch.optim.SGD(params, momentum=0.9)])
-def test_zeroed_state_keeps_its_tensors_and_steps_like_a_new_optimizer(kind):
-    model, x = network(), torch.rand(4, 4, 5, 5)
-    optimizer = kind(model.parameters())
-
-    def step(model, optimizer):
-        optimizer.zero_grad()
-        model(x).square().sum().backward()
-        optimizer.step()
-
-    for _ in range(3):
-        step(model, optimizer)
-    held = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-    reset_optimizer_state(optimizer, zero=True)
-    now = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
-    assert len(held) >= 4 and all(a is b for a, b in zip(held, now, strict=True))
-    assert not any(value.any() for value in now)
-    twin = copy.deepcopy(model)
-    new = kind(twin.parameters())
-    for _ in range(2):
-        step(model, optimizer)
-        step(twin, new)
-    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 shards on GPUs alone")
-def test_the_weights_of_a_sharded_model_are_replaced_without_shared_work(tmp_path):
+def test_the_weights_of_a_sharded_model_are_replaced_and_return_to_their_tortoise(tmp_path):
     model = network()
     plain = copy.deepcopy(model)
     distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
         fire_(model)
+        both = Tortoise(model)
+        with torch.no_grad():
+            model[0].weight.mul_(2.0)
+        both.reset_()
         weights = {name: gathered(value) for name, value in model.named_parameters()}
     finally:
         distributed.destroy_process_group()
@@ -167,24 +151,128 @@ def test_a_method_that_needs_whole_weights_refuses_sharded_ones(tmp_path):
         distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize(("error", "calls"), [(OSError("gone"), 1), (KeyboardInterrupt(), 2), (SystemExit(), 2)])
-def test_a_change_is_completed_after_an_interrupt_and_undone_after_an_error(error, calls):
-    called, weight = [], torch.zeros(2)
-
-    def then():
-        called.append(weight.clone())
-        if len(called) == 1:
-            raise error
-
-    with pytest.raises(type(error)):
-        Change(values={weight: torch.ones(2)}, then=then).apply()
-    assert len(called) == calls
-    assert weight.eq(calls - 1).all()
-
-
 def test_a_new_value_of_another_shape_is_an_error_before_anything_is_written():
     with pytest.raises(ValueError, match=r"a new value of shape \(1,\) is given for a tensor of shape \(2,\)"):
         Change(values={torch.zeros(3): torch.ones(3), torch.zeros(2): torch.ones(1)})
+    with pytest.raises(ValueError, match=r"entries of a tensor of shape \(2, 3\) share memory.*`tensor\.clone\(\)`"):
+        Change({torch.zeros(3).expand(2, 3): torch.ones(2, 3)})
+
+
+def test_an_error_in_what_follows_writes_the_old_values_back():
+    called, weight = [], torch.zeros(2)
+
+    def fails():
+        called.append(weight.tolist())
+        raise OSError("gone")
+
+    change = Change(
+        {weight: torch.ones(2)}, then=[lambda: called.append("first"), fails, lambda: called.append("third")]
+    )
+    with pytest.raises(OSError, match="gone"):
+        change.make()
+    assert called == ["first", [1.0, 1.0]]
+    assert not weight.any()
+
+
+def test_ctrl_c_waits_until_a_change_is_complete():
+    called, weight = [], torch.zeros(2)
+    calls = [lambda: signal.raise_signal(signal.SIGINT), lambda: called.append("second")]
+    former = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        Change({weight: torch.ones(2)}, then=calls).make()
+    assert called == ["second"] and weight.all() and signal.getsignal(signal.SIGINT) is former
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_error_at_any_of_some_operations_leaves_the_weights(name):
+    def training():
+        torch.manual_seed(0)
+        model, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)), torch.randn(8, 4)
+        method = EVENTS[name]
+        if "head" in vars(method):
+            method = type(method)(head="3")
+            method.prepare(model)
+        optimizer = torch.optim.Adam(model.parameters())
+        loop = Loop(optimizer, lambda: model(x), lambda: [model(x).square().mean()], initial_values(model))
+        model(x).square().mean().backward()
+        optimizer.step()
+        return model, lambda: method(model, loop)
+
+    training()[1]()  # some operations are those of the first event of a process
+    model, event = training()
+    with RaisesAt() as counter:
+        event()
+    for number in spread(counter.count, 12):
+        model, event = training()
+        before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+        try:
+            with RaisesAt(number):
+                event()
+        except MemoryError:
+            after = model.state_dict()
+        else:  # where a new optimizer could not be made
+            continue
+        assert all(torch.equal(value, after[key]) for key, value in before.items()), number
+        assert torch.equal(torch.get_rng_state(), random)
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of new tensors that are alive at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.now, self.peak = {}, 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        known = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if torch.is_tensor(leaf)}
+        result = func(*args, **(kwargs or {}))
+        for tensor in filter(torch.is_tensor, tree_leaves(result)):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in known | self.live.keys():
+                self.live[storage._cdata] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.peak = max(self.peak, self.now)
+                weakref.finalize(storage, self.free, storage._cdata)
+        return result
+
+    def free(self, key):
+        self.now -= self.live.pop(key, 0)
+
+
+@pytest.mark.parametrize("policy", ["keep", "touched"])
+@pytest.mark.parametrize("kind", [FIRE, FullReset, ShrinkAndPerturb])
+def test_an_event_needs_at_most_twice_the_memory_of_the_weights(kind, policy):
+    model = nn.Sequential(*(layer for _ in range(12) for layer in (nn.Linear(128, 128), nn.ReLU())))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 128)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    initial = initial_values(model)
+    with Live() as count:
+        kind(optimizer_state=policy)(model, Loop(optimizer, initial=initial, measure=False))
+    assert 1 < count.peak / sum(4 * p.numel() for p in model.parameters()) < 2
+
+
+@pytest.mark.parametrize("size", [1e-25, 1.0, 1e25])
+def test_the_relative_error_of_weights_of_any_size(size):
+    model, usual = network(), network()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(size)
+    found, expected = (fire_(each, scale="procrustes") for each in (model, usual))
+    assert found["sfe_normalized"] == pytest.approx(expected["sfe_normalized"], rel=1e-4)
+    assert found["sfe"] == pytest.approx(expected["sfe"] * size * size, rel=1e-4)
+    assert found.norm_ratio == pytest.approx(expected.norm_ratio, rel=1e-4)
+
+
+def test_a_new_value_above_the_largest_number_is_an_error():
+    model = nn.Linear(16, 16)
+    with torch.no_grad():
+        model.weight.copy_(model.weight.sign() * torch.finfo(torch.float32).max)
+    before = model.weight.clone()
+    with pytest.raises(ValueError, match="the new values of weight exceed the largest number; no weight has been"):
+        fire_(model, scale="procrustes")
+    assert torch.equal(model.weight, before)
 
 
 @pytest.mark.filterwarnings("ignore:the change leaves out 1")

@@ -147,9 +147,9 @@ def trained(name, devices=("cpu", "cpu")):
         elif name == "hare_and_tortoise":
             both = OWN[name](model, forward)
             for _ in range(STEPS):
-                step(after=both.step)
+                step(after=both.after_step)
             with counted("event"):
-                values = dict(both.reset_(optimizer).values)
+                values = dict(both.reset_().values)
             step()
         else:
             for _ in range(STEPS):
@@ -168,32 +168,6 @@ def test_every_method_does_on_a_device_what_it_does_on_the_cpu(name, devices):
     for key, value in expected.weights.items():
         torch.testing.assert_close(found.weights[key], value, rtol=1e-4, atol=1e-5, msg=f"{key} differs")
     assert found.values == pytest.approx(expected.values, rel=1e-4)
-
-
-class WithCopies(nn.Module):
-    """A network beside a teacher and an average of it."""
-
-    def __init__(self, depth):
-        super().__init__()
-        self.net, self.teacher = (
-            nn.Sequential(*[layer for _ in range(depth) for layer in (nn.Linear(6, 6), nn.ReLU())], nn.Linear(6, 2))
-            for _ in range(2)
-        )
-        self.teacher.requires_grad_(False)
-        self.ema = torch.optim.swa_utils.AveragedModel(self.net)
-
-
-def waits_with_copies(depth):
-    with Pretended() as pretended:
-        model = WithCopies(depth).to("cuda")
-        pretended.forget()
-        FIRE()(model, Loop(torch.optim.Adam(model.net.parameters(), foreach=False)))
-        return pretended.count
-
-
-@pytest.mark.filterwarnings("ignore:the change leaves out")
-def test_copies_of_a_network_are_recognized_with_few_waits():
-    assert waits_with_copies(6) == waits_with_copies(2) <= 2 + 3  # one for each level of its parts
 
 
 ONCE, TWICE, AND_ONCE_A_STEP = {"event": 1}, {"event": 2}, {"step": 1}  # after an event: whether the new weights last

@@ -8,7 +8,7 @@ from methods_table import MADE
 from torch import nn
 
 from lightning_fire import OptimizerReset
-from lightning_fire.methods import EventMethod, Loop, initial_values, reset_optimizer_state
+from lightning_fire.methods import EventMethod, Loop, initial_values
 
 
 def network():
@@ -36,7 +36,7 @@ def test_every_tensor_stays_at_its_address(name):
     if "head" in {field.name for field in fields(method)}:
         method = replace(method, head="head")
     if "optimizer_state" in {field.name for field in fields(method)}:
-        method = replace(method, optimizer_state="keep")  # where it is dropped, `reset_optimizer_state` has `zero`
+        method = replace(method, optimizer_state="keep")
     model, x = network(), torch.randn(16, 2, 4, 4)
     if isinstance(method, EventMethod):
         method.prepare(model)
@@ -56,7 +56,6 @@ def test_every_tensor_stays_at_its_address(name):
     before = addresses(model, optimizer)
     if isinstance(method, EventMethod):
         method(model, loop)
-        reset_optimizer_state(optimizer, zero=True)
         step()
     else:
         attached = method.attach(model, loop)
@@ -68,16 +67,3 @@ def test_every_tensor_stays_at_its_address(name):
             attached.after_step()
     assert before.items() <= addresses(model, optimizer).items()  # injections add some
     assert all(before[f"exp_avg of {key}"] for key, parameter in model.named_parameters() if parameter.grad is not None)
-
-
-@pytest.mark.parametrize("zero", [False, True])
-def test_state_that_is_set_to_0_stays_where_it_is(zero):
-    model, x = network(), torch.randn(16, 2, 4, 4)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    model(x).sum().backward()
-    optimizer.step()
-    before = addresses(model, optimizer)
-    reset_optimizer_state(optimizer, zero=zero)
-    after = addresses(model, optimizer)
-    assert (before == after) is zero
-    assert all(not value.any() for state in optimizer.state.values() for value in state.values())

@@ -62,7 +62,6 @@ def test_clipped_weights_are_those_of_a_loop_over_entries(bound):
     assert clipped > 20
 
 
-LAYERS = {nn.LSTM: "gates", nn.GRU: "gates", nn.GRUCell: "gates", "^W$": "out_in"}
 IN_PROJECTIONS = {"in_proj_weight": 6, "in_proj_bias": 6, "bias_k": 6, "bias_v": 6}
 OUT_PROJECTION = {"out_proj.weight": 6, "out_proj.bias": 6}
 RECURRENT = {
@@ -92,7 +91,9 @@ FAN_INS = {  # the number of inputs of each weight and bias
         lambda: nn.LSTM(3, 9, proj_size=2),
         {"weight_ih_l0": 3, "bias_ih_l0": 3, "weight_hh_l0": 2, "bias_hh_l0": 2, "weight_hr_l0": 9},
     ),
-    "layer of one's own": (lambda: Product(4, 3, "b"), {"W": 4, "b": 4}),
+    "depthwise": (lambda: nn.Conv2d(6, 6, 3, groups=6), {"weight": 9, "bias": 9}),
+    "transposed": (lambda: nn.ConvTranspose2d(4, 6, 3), {"weight": 54, "bias": 54}),
+    "transposed, grouped": (lambda: nn.ConvTranspose1d(4, 6, 2, groups=2), {"weight": 6, "bias": 6}),
 }
 
 
@@ -105,8 +106,7 @@ def test_the_biases_of_every_kind_of_layer_are_clipped_as_their_weights(name):
         p.data = torch.randn(p.shape, generator=generator)
     before = state_of(model)
     assert fan_ins.keys() == before.keys()
-    layers = {key: layout for key, layout in LAYERS.items() if key in (type(model), "^W$" if "W" in before else "")}
-    WeightClipping(0.5, Weights(preset="cnn", vectors=True, layers=layers)).attach(model).after_step()
+    WeightClipping(0.5).attach(model).after_step()
     for key, value in model.state_dict().items():
         numbers = fan_ins[key] if isinstance(fan_ins[key], list) else [fan_ins[key]] * value.numel()
         pairs = zip(before[key].flatten().tolist(), numbers, strict=True)
@@ -134,7 +134,7 @@ def test_the_weight_of_an_embedding_that_is_the_head_is_clipped():
 
 
 def test_new_layers_of_torch_are_within_the_bound():
-    model = network()
+    model = nn.Sequential(network(), nn.Conv2d(6, 6, 3, groups=6), nn.ConvTranspose2d(4, 6, 3, groups=2))
     before = state_of(model)
     WeightClipping(1.0).attach(model).after_step()
     for name, value in model.state_dict().items():
@@ -177,29 +177,15 @@ class ConvNormActivation(nn.Sequential):
     """A block whose name says that it may hold a normalization layer; this one holds none."""
 
 
-class Product(nn.Module):
-    """A layer of one's own."""
-
-    def __init__(self, inputs, outputs, bias):
-        super().__init__()
-        self.W, self.name_of_bias = nn.Parameter(torch.randn(outputs, inputs)), bias
-        if bias:
-            self.register_parameter(bias, nn.Parameter(torch.randn(outputs)))
-
-    def forward(self, x):
-        return x @ self.W.T + (self.get_parameter(self.name_of_bias) if self.name_of_bias else 0)
-
-
-def network_of_own_layers(bias):
+def network_with_a_block():
     torch.manual_seed(0)
-    block = ConvNormActivation(nn.Conv2d(4, 4, 3), nn.ReLU())
-    own = Product(16, 8, bias), nn.ReLU(), Product(8, 8, bias), nn.ReLU()
-    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), block, nn.Flatten(), *own, nn.Linear(8, 3))
+    block = ConvNormActivation(nn.Conv2d(4, 4, 3, groups=4), nn.ReLU())
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), block, nn.Flatten(), nn.Linear(16, 3))
 
 
 NETWORKS = {
     **{f"norms {norms} {scale}": partial(network, *norms, scale=scale) for norms, scale in PLACES},
-    **{f"own layers {bias}": partial(network_of_own_layers, bias) for bias in ("", "b", "bias", "W_bias")},
+    "a block": network_with_a_block,
 }
 
 
@@ -210,8 +196,7 @@ def test_outputs_are_multiplied_by_one_factor(name):
     for layer in model.modules():
         if isinstance(layer, NORMS):
             layer.eps = 1e-14
-    own = Weights(preset="cnn", vectors=True, layers={Product: "out_in"}) if "own" in name else None
-    rescaling = SoftWeightRescaling(0.3, where=own).attach(model)
+    rescaling = SoftWeightRescaling(0.3).attach(model)
     before = grown(model)(X.double())
     rescaling.after_step()
     ratios = model(X.double()) / before

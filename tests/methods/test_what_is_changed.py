@@ -9,9 +9,9 @@ from reference import fire as slow_fire
 from reference import shrink_and_perturb as slow_shrink
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lightning_fire.methods import DASH, dash_, fire_, fresh_values, full_reset_, isometric_values, shrink_and_perturb_
-from lightning_fire.methods.base.optimizer_state import reset_optimizer_state
 from lightning_fire.where import Parameters, Weights
 
 FROZEN = ("3.bias", "4.weight")
@@ -142,26 +142,16 @@ def test_isometric_values_are_those_of_fire_by_group(scale):
     assert not torch.allclose(found["3.weight"], slow_fire(kept["3.weight"], scale=scale).float(), atol=1e-3)
 
 
-class Counting(torch.optim.Optimizer):
-    """Keeps state of several kinds."""
-
-    def __init__(self, parameters):
-        super().__init__(parameters, {"lr": 0.1})
-
-    def step(self, closure=None):
-        for parameter in self.param_groups[0]["params"]:
-            self.state[parameter] |= {"step": 3, "scale": 0.5, "on": True, "name": "x", "moment": torch.ones(2)}
-
-
-@pytest.mark.parametrize("some", [True, False])
-def test_zeroed_state_of_every_kind(some):
-    parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
-    optimizer = Counting(parameters)
-    optimizer.step()
-    moments = [optimizer.state[parameter]["moment"] for parameter in parameters]
-    reset_optimizer_state(optimizer, parameters[:1] if some else None, zero=True)
-    for index, parameter in enumerate(parameters):
-        state, kept = optimizer.state[parameter], some and index == 1
-        assert state.pop("moment") is moments[index] and moments[index].tolist() == ([1.0, 1.0] if kept else [0.0, 0.0])
-        assert state == {"step": 3 if kept else 0, "scale": 0.5 if kept else 0.0, "on": True, "name": "x"}
-        assert [type(value) for value in state.values()] == [int, float, bool, str]
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradients_within_checkpoints(reentrant):
+    """Reentrant ones hide them from everything but `backward`."""
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    loss = checkpoint(layer, x, use_reentrant=reentrant).square().mean()
+    before = layer.weight.clone()
+    if reentrant:
+        with pytest.raises(ValueError, match=r"no gradient with respect to any of the weights: .*use_reentrant=False"):
+            dash_(layer, [loss])
+        assert torch.equal(layer.weight, before)
+    else:
+        dash_(layer, [loss])
+        assert not torch.equal(layer.weight, before)

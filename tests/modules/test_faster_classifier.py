@@ -65,8 +65,8 @@ def assert_close(one: Classifier, other: Classifier) -> None:
 class Event(FIRECallback):
     """Keeps the state after the event."""
 
-    def act(self, trainer, pl_module):
-        values = super().act(trainer, pl_module)
+    def act(self, trainer, pl_module, clock):
+        values = super().act(trainer, pl_module, clock)
         self.values, self.state = values, state_of(pl_module)
         return values
 

@@ -193,8 +193,8 @@ def test_use_muon_without_muon():
 
 def test_unit_resets_find_the_momenta():
     class Remembers(PlasticityCallback):
-        def act(self, trainer, pl_module):
-            values = super().act(trainer, pl_module)
+        def act(self, trainer, pl_module, clock):
+            values = super().act(trainer, pl_module, clock)
             state = trainer.optimizers[0].state
             self.seen = [state[pl_module.net[i].weight]["momentum_buffer"].clone() for i in (3,)]
             return values
@@ -206,9 +206,9 @@ def test_unit_resets_find_the_momenta():
 
 def test_only_the_moments_of_hidden_matrices_are_dropped_at_the_event():
     class Remembers(UseMuon):
-        def act(self, trainer, pl_module):
+        def act(self, trainer, pl_module, clock):
             had = set(trainer.optimizers[0].state)
-            values = super().act(trainer, pl_module)
+            values = super().act(trainer, pl_module, clock)
             self.dropped = had - set(trainer.optimizers[0].state)
             return values
 

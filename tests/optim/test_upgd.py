@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_fire import UPGD
-from lightning_fire.methods.base.optimizer_state import reset_optimizer_state
+from lightning_fire.methods.base.optimizers import drop_state
 from lightning_fire.methods.initial_values import seed_of_draw
 
 SHAPES = [(3, 2), (4,), (2, 1, 3, 3)]
@@ -112,7 +112,7 @@ def test_an_optimizer_reset_drops_utilities():
     optimizer = UPGD([parameter])
     parameter.grad = torch.ones(2)
     optimizer.step()
-    reset_optimizer_state(optimizer)  # a warning would be an error
+    drop_state(optimizer)  # a warning would be an error
     assert not optimizer.state
     optimizer.step()
     assert optimizer.state[parameter]["step"] == 1

@@ -76,7 +76,7 @@ class Loop:
         self.at_event = self.before_step = self.after_step = lambda: None
         if name == "hare_and_tortoise":
             tortoise = methods.Tortoise(self.model, momentum=0.9)
-            self.at_event, self.after_step, self.parts = tortoise.reset_, tortoise.step, [tortoise]
+            self.at_event, self.after_step, self.parts = tortoise.reset_, tortoise.after_step, [tortoise]
         elif name == "feature_rank":
             ascent = methods.RankAscent(self.model, self.look, lr=1e-2)
             self.after_step = lambda: self.done % 3 or ascent.step(self.last_three)

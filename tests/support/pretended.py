@@ -18,9 +18,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 import lightning_fire
-from lightning_fire.methods.base.optimizers import leaves
 
 aten = torch.ops.aten
 _PACKAGE = str(Path(lightning_fire.__file__).parent)
@@ -170,7 +170,7 @@ class Pretended(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        tensors = [leaf for leaf in leaves([args, kwargs]) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in tree_leaves([args, kwargs]) if isinstance(leaf, Tensor)]
         there = [tensor for tensor in tensors if isinstance(tensor, PretendedTensor)]
         asked = kwargs.get("device")
         device = torch.device(asked) if asked is not None else there[0].device if there else _CPU
@@ -276,7 +276,7 @@ def _gradients(
     roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     if not any(isinstance(root, PretendedTensor) for root in roots):
         return _grad(outputs, inputs, grad_outputs, retain_graph, create_graph, **kwargs)
-    seeds = [None] * len(roots) if grad_outputs is None else list(leaves([grad_outputs]))
+    seeds = [None] * len(roots) if grad_outputs is None else list(tree_leaves([grad_outputs]))
     edges = [get_gradient_edge(each) for each in ([inputs] if isinstance(inputs, Tensor) else inputs)]
     found: dict[Any, Tensor | None] = {(edge.node, edge.output_nr): None for edge in edges}
 

@@ -1,23 +1,30 @@
-"""A callback with events that do nothing but note when they are."""
+"""A callback with events that change nothing: it notes when they are."""
 
-from lightning_fire.callbacks.base.event import EventCallback
+from dataclasses import dataclass
+
+from lightning_fire import Change, EventMethod, PlasticityCallback
 
 
-class Recorder(EventCallback):
-    """Records the epochs and steps at which it acts, and on how much data."""
+@dataclass(frozen=True)
+class Nothing(EventMethod):
+    """Changes nothing."""
 
     name = "recorder"
+    changes_weights = changes_output = False
+
+    def plan(self, model, training):
+        return Change()
+
+
+class Recorder(PlasticityCallback):
+    """Records the epochs and steps at which it acts, and on how much data."""
 
     def __init__(self, when=None, log=None):
-        super().__init__(when, log)
+        super().__init__(Nothing(), when, log=log)
         self.acted_at = []
 
-    def at(self, trainer, pl_module, clock):
-        number = self.num_events
-        super().at(trainer, pl_module, clock)
-        if self.num_events > number:
-            self.acted_at.append((clock.epoch, clock.step))
-            self.batches_ahead = trainer.num_training_batches
-
-    def act(self, trainer, pl_module):
-        return {}
+    def act(self, trainer, pl_module, clock):
+        values = super().act(trainer, pl_module, clock)
+        self.acted_at.append((clock.epoch, clock.step))
+        self.batches_ahead = trainer.num_training_batches
+        return values

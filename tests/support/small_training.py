@@ -121,11 +121,11 @@ def snapshots_of(method: type) -> type:
             super().__init__(*args, **options)
             self.seen, self.epochs, self.steps = [], [], []
 
-        def act(self, trainer, pl_module):
+        def act(self, trainer, pl_module, clock):
             self.epochs.append(trainer.current_epoch)
             self.steps.append(trainer.global_step)
             before = state_of(pl_module)
-            values = super().act(trainer, pl_module)
+            values = super().act(trainer, pl_module, clock)
             self.seen.append((before, state_of(pl_module), values))
             self.optimizer_state = dict(trainer.optimizers[0].state)
             return values

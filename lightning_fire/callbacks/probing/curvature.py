@@ -12,8 +12,14 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_fire._private import tree_map
-from lightning_fire.callbacks.probing.batches import BatchInHand, Loss, copied, training_loss
-from lightning_fire.callbacks.probing.side_effects import evaluating, without_side_effects
+from lightning_fire.callbacks.probing.batches import (
+    BatchInHand,
+    Loss,
+    copied,
+    evaluating,
+    training_loss,
+    without_side_effects,
+)
 from lightning_fire.functional import Eigenvalue, largest_eigenvalue
 from lightning_fire.functional.curvature import gradient_and_product, near_gradient, random_start
 from lightning_fire.messages import rank_zero_warn, tell_once

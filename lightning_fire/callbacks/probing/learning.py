@@ -9,9 +9,8 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from lightning_fire._private import tree_map
-from lightning_fire.callbacks.probing.batches import Loss, training_loss
+from lightning_fire.callbacks.probing.batches import Loss, as_written, training_loss
 from lightning_fire.callbacks.probing.curvature import WithLoss, in_full_precision, widened
-from lightning_fire.callbacks.probing.side_effects import as_written
 from lightning_fire.methods.base.seeded import seeded
 
 

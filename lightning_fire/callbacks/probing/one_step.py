@@ -8,7 +8,13 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lightning_fire._private import tree_map
-from lightning_fire.callbacks.probing.batches import BatchInHand, copied, on_all_ranks, training_loss
+from lightning_fire.callbacks.probing.batches import (
+    BatchInHand,
+    copied,
+    on_all_ranks,
+    training_loss,
+    without_side_effects,
+)
 from lightning_fire.callbacks.probing.curvature import (
     WithLoss,
     first_samples,
@@ -17,10 +23,9 @@ from lightning_fire.callbacks.probing.curvature import (
     samples,
     widened,
 )
-from lightning_fire.callbacks.probing.side_effects import without_side_effects
 from lightning_fire.messages import tell_once
+from lightning_fire.methods.base.loop import gradients_of
 from lightning_fire.methods.base.one_step import alone, readiness, sharpness_along
-from lightning_fire.methods.base.training import gradients_of
 
 _SAMPLES, _PARTS = 16, 4
 

@@ -4,10 +4,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire._lightning import validation_loop_metrics
-from lightning_fire.callbacks.probing.batches import on_all_ranks, weights_are_sharded
-from lightning_fire.callbacks.probing.side_effects import without_side_effects
+from lightning_fire.callbacks.probing.batches import on_all_ranks, weights_are_sharded, without_side_effects
 from lightning_fire.messages import rank_zero_warn, tell_once
-from lightning_fire.methods.base.ignored_passes import keeping_modes
+from lightning_fire.methods.base.passes import keeping_modes
 
 
 @torch.no_grad()

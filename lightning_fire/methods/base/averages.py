@@ -1,97 +1,31 @@
-"""Averages of weights, of any library, and their restart from new weights."""
+"""Averages of weights, which start again from new weights."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from lightning_fire._private import attributes_of
-from lightning_fire.distributed import local
-from lightning_fire.methods.base.transfers import read
-from lightning_fire.where.layers import injected_heads, plain
-from lightning_fire.where.selection import some
-from lightning_fire.where.trained import why_not_trained
+from lightning_fire.distributed import is_expanded
+from lightning_fire.methods.base.optimizers import parameters_of
+from lightning_fire.where.layers import plain
 
-_MODULES = "module", "ema", "ema_model", "_average_model"  # attributes that hold the averaged network
-_COUNTERS = "n_averaged", "num_updates", "optimization_step", "updates", "step", "initted"
-_DECAYS = "decay", "beta", "multi_avg_fn", "avg_fn"
+# library and class -> the attribute with the averaged network, or with tensors in the order of the parameters
+_ATTRIBUTES = {
+    ("torch", "AveragedModel"): "module",
+    ("timm", "ModelEma"): "ema",
+    ("timm", "ModelEmaV2"): "module",
+    ("timm", "ModelEmaV3"): "module",
+    ("ultralytics", "ModelEMA"): "ema",
+    ("ema_pytorch", "EMA"): "ema_model",
+    ("diffusers", "EMAModel"): "shadow_params",
+    ("torch_ema", "ExponentialMovingAverage"): "shadow_params",
+    ("lightning", "WeightAveraging"): "_average_model",
+    ("lightning", "StochasticWeightAveraging"): "_average_model",
+}
+_COUNTERS = "n_averaged", "updates", "step", "initted", "optimization_step", "num_updates"  # of these classes
 
-
-@torch.no_grad()
-def followers(
-    model: nn.Module, values: Mapping[Tensor, Tensor], averages: Iterable[Any] = ()
-) -> tuple[dict[Tensor, Tensor], Callable[[], None]]:
-    """Plan the restart of the averages of a model from its values after a change.
-
-    Args:
-        model: The model, with any averages that it holds itself: torch's `AveragedModel`, `ModelEmaV3` of timm,
-            `EMAModel` of diffusers, `ExponentialMovingAverage` of torch_ema, `EMA` of ema_pytorch and the like.
-        values: New values of tensors of the model.
-        averages: Further averages: such objects, copies of the model or of a part of it, tensors by name, or tensors in
-            the order of the parameters.
-
-    Returns:
-        New values by tensor, and a function that resets counters that are not tensors.
-    """
-    new, resets = dict[Tensor, Tensor](), list[tuple[Any, str, Any]]()
-    for average, pairs in averages_of(model, averages):
-        if not any(tensor in values for _, tensor in pairs):
-            continue
-        new |= {copy: values.get(tensor, tensor).detach() for copy, tensor in pairs}
-        for counter in _COUNTERS if average is not model and is_average(average) else ():
-            value = getattr(average, counter, None)
-            if isinstance(value, Tensor):
-                new[value] = torch.minimum(value, torch.zeros_like(value))
-            elif isinstance(value, int):
-                resets.append((average, counter, type(value)(0)))
-
-    def then() -> None:
-        for reset in resets:
-            setattr(*reset)
-
-    return new, then
-
-
-@torch.no_grad()
-def averages_of(model: nn.Module, averages: Iterable[Any] = ()) -> Iterator[tuple[Any, list[tuple[Tensor, Tensor]]]]:
-    """Iterate over the averages of a model, given and held by it, each with its pairs of tensors (average, model).
-
-    Raises a ValueError if one of `averages` does not have the shapes of the model or of a part of it.
-    """
-    given = list(averages)
-    for average, pairs in _paired(model, given):
-        if pairs is not None:
-            yield average, pairs
-        elif any(average is one for one in given):
-            raise ValueError(f"`averages`: {type(average).__name__} does not have the names and shapes of the model")
-
-
-@torch.no_grad()
-def averages_by_model(models: nn.ModuleList, averages: Sequence[Any]) -> list[list[Any]]:
-    """Assign given averages to several models; an average of all of them, or of none of them, goes to each."""
-    tensors = {id(average): {tensor for _, tensor in pairs or ()} for average, pairs in _paired(models, averages)}
-    own = [{tensor for _, tensor in _stored(model)} for model in models]
-    return [[one for one in averages if not tensors[id(one)] or tensors[id(one)] & each] for each in own]
-
-
-def _paired(model: nn.Module, given: Iterable[Any]) -> Iterator[tuple[Any, list[tuple[Tensor, Tensor]] | None]]:
-    known = list({id(average): average for average in (*given, *averages_in([model]))}.values())
-    inside = {id(part) for average in known for part in _parts(average)}
-    for average in known:
-        yield average, _pairs(average, [part for part in model.modules() if part is model or id(part) not in inside])
-
-
-def averages_in(things: Iterable[Any]) -> list[Any]:
-    """Return the averages among the attributes of objects and of submodules."""
-    found: dict[int, Any] = {}
-    for thing in things:
-        parts = list(thing.modules()) if isinstance(thing, nn.Module) else [thing]
-        for part in parts:
-            held = [part, *vars(part).values()] if hasattr(part, "__dict__") else [part]
-            found |= {id(one): one for one in held if is_average(one)}
-    return list(found.values())
+Pairs = list[tuple[Tensor, Tensor]]
 
 
 def as_averages(given: Any) -> list[Any]:
@@ -103,167 +37,157 @@ def as_averages(given: Any) -> list[Any]:
     several = isinstance(given, list | tuple) and not (given and all(isinstance(one, Tensor) for one in given))
     averages = list(given) if several else [given]
     for one in averages:
-        if not (isinstance(one, nn.Module) or is_average(one) or _named(one) is not None):
-            kind = type(one).__name__
-            raise TypeError(f"`averages` must be averages of weights, copies of a model or tensors by name, got {kind}")
+        if not isinstance(_content(one), nn.Module | Mapping | list | tuple):
+            raise TypeError(
+                "`averages` must be averages of weights, copies of a model or tensors by name, got"
+                f" {type(one).__name__}: give its tensors, such as averages=ema.shadow"
+            )
     return averages
 
 
-def is_average(thing: Any) -> bool:
-    """Return whether an object is an average of weights, by its attributes."""
-    if isinstance(thing, type) or not hasattr(thing, "__dict__"):
-        return False
-    own, *held = attributes_of(thing)
-    counted = any(
-        name in own or any(name in names and names[name] is not None for names in held)
-        for name in (*_COUNTERS, *_DECAYS)
-    )
-    return counted and (_inner(thing) is not None or _named(thing) is not None)
+def averages_in(things: Iterable[Any]) -> list[Any]:
+    """Return the averages of known libraries among objects, their submodules, and the attributes of modules."""
+    found: list[Any] = []
+    for thing in things:
+        held = [*thing.modules(), *vars(thing).values()] if isinstance(thing, nn.Module) else [thing]
+        found += [one for one in held if _attribute(one) and getattr(one, _attribute(one), None) is not None]
+    return found
 
 
-def networks_of(averages: Iterable[Any]) -> list[nn.Module]:
-    """Return the averaged networks: those that averages hold, and averages that are networks themselves."""
-    found = (_inner(one) if is_average(one) else one for one in averages)
-    return [network for network in found if isinstance(network, nn.Module)]
+def network_of(average: Any) -> nn.Module | None:
+    """Return the averaged network; None of an average that only has tensors."""
+    content = _content(average)
+    if isinstance(content, nn.Module) and content is not average and _attribute(content):
+        return network_of(content)  # Lightning holds an AveragedModel of torch
+    return content if isinstance(content, nn.Module) else None
 
 
-def averaged(model: nn.Module) -> set[Tensor]:
+def averaged_parameters(model: nn.Module) -> set[Tensor]:
     """Return the parameters of the averages that a model holds, which no optimizer trains."""
-    return {parameter for network in networks_of(averages_in([model])) for parameter in network.parameters()}
+    networks = map(network_of, averages_in([model]))
+    return {parameter for network in networks if network is not None for parameter in network.parameters()}
+
+
+def pairs_of(model: nn.Module, averages: Iterable[Any], optimizers: Iterable[Any]) -> Iterator[tuple[Any, Pairs]]:
+    """Iterate over averages, each with pairs of a tensor of it and the tensor of a model that it averages.
+
+    Args:
+        model: The model that is averaged, whole or a part of it. Averages that it holds are included.
+        averages: Further averages: objects of known libraries, copies of the model or of a part of it, tensors by name,
+            or tensors in the order of the parameters.
+        optimizers: The optimizers that train the model, if known: of equal parts, a trained one is averaged.
+
+    Raises:
+        ValueError: If a given average has not the names and shapes of the model or of a part of it, or those of
+            several trained parts.
+    """
+    given, trained = list(averages), parameters_of(optimizers)
+    held = [one for one in averages_in([model]) if not any(one is other for other in given)]
+    inside = {part for one in (*given, *held) if (network := network_of(one)) for part in network.modules()}
+    parts = [part for part in model.modules() if part not in inside]
+    for average in (*given, *held):
+        found = {frozenset(tensor for _, tensor in pairs): pairs for part in parts if (pairs := _pairs(average, part))}
+        stepped = [
+            pairs
+            for pairs in found.values()
+            if any(tensor.requires_grad and (not trained or tensor in trained) for _, tensor in pairs)
+        ]
+        name = type(average).__name__
+        if len(stepped) > 1:
+            raise ValueError(
+                f"`averages`: {name} has the names and shapes of {len(stepped)} parts of {type(model).__name__}, and"
+                " which of them it averages is not known: act on this part alone"
+            )
+        if found:
+            pairs = (stepped or list(found.values()))[0]
+            yield average, [pair for pair in pairs if not is_expanded(pair[0])]
+        elif average not in held:
+            raise ValueError(f"`averages`: {name} does not have the names and shapes of the model")
+
+
+def averages_of_each(models: Sequence[nn.Module], averages: Sequence[Any]) -> list[list[Any]]:
+    """Return the averages of each of several models.
+
+    Raises:
+        ValueError: If they are neither one of each model, in their order, nor of a ModuleList of the models.
+    """
+    networks = [network for network in map(network_of, averages) if _is_of_all(network, models)]
+    if len(networks) == len(averages):
+        return [[network[number] for network in networks] for number in range(len(models))]
+    if len(averages) == len(models):
+        return [[average] for average in averages]
+    raise ValueError(
+        "with several models `averages` must be one average of each, in their order, or one of nn.ModuleList(models)"
+    )
+
+
+def _is_of_all(network: nn.Module | None, models: Sequence[nn.Module]) -> TypeGuard[nn.ModuleList]:
+    return isinstance(network, nn.ModuleList) and len(network) == len(models)
 
 
 @torch.no_grad()
-def unknown_copies(model: nn.Module) -> list[str]:
-    """Name parts of a model that may be averages which do not restart, in at most one sentence.
+def restart_of_averages(
+    models: Sequence[nn.Module], values: Mapping[Tensor, Tensor], averages: Sequence[Any], optimizers: Iterable[Any]
+) -> tuple[dict[Tensor, Tensor], Callable[[], None]]:
+    """Plan the restart of averages of which one or several models have new values.
 
-    Candidates are untrained submodules, buffers and tensors in attributes with the shapes of a trained part and values
-    near its values. The values of an average are near, those of a teacher are not.
+    Returns:
+        New values by tensor, and a function that sets the counters of the averages to 0.
     """
-    known = averaged(model)
-    parts = {plain(path): part for path, part in model.named_modules()}
-    trained: dict[tuple[torch.Size, ...], list[list[Tensor]]] = {}  # by the shapes of their weights
-    for weights in ([*part.parameters()] for part in parts.values()):
-        if any(weight.ndim > 1 for weight in weights) and not any(map(why_not_trained, weights)):
-            trained.setdefault(_shapes(weights), []).append(weights)
-    found: list[str] = []
-    _, frozen = injected_heads(model)
-    originals = (path for path in parts if path.endswith(".original_module"))  # of `modules_to_save` of PEFT
-    frozen += tuple(path for path in originals if path.replace("original_module", "modules_to_save") in parts)
+    new, counters = dict[Tensor, Tensor](), list[tuple[Any, str]]()
+    each: list[tuple[nn.Module, Sequence[Any]]] = [(models[0], averages)]
+    if len(models) > 1:
+        of_all = all(_is_of_all(network_of(average), models) for average in averages)
+        both = zip(models, averages_of_each(models, averages), strict=True)
+        each = [(nn.ModuleList(models), averages)] if of_all else list(both)
+    for average, pairs in (found for model, own in each for found in pairs_of(model, own, optimizers)):
+        if any(tensor in values for _, tensor in pairs):
+            new |= {copy: values.get(tensor, tensor).detach() for copy, tensor in pairs}
+            while _attribute(average):
+                counters += [(average, name) for name in _COUNTERS if hasattr(average, name)]
+                average = _content(average)
 
-    def depth(path: str) -> int:
-        return len(path.split(".")) if path else 0
+    def count_again() -> None:
+        for average, name in counters:
+            value = getattr(average, name)
+            if isinstance(value, Tensor):
+                value.zero_()
+            elif value is not None:  # as without a warm-up
+                setattr(average, name, type(value)(0))
 
-    for _, level in groupby(sorted(parts, key=depth), depth):  # parts of a candidate are not candidates
-        alike: list[tuple[list[str], Sequence[Tensor]]] = []
-        for path in level:
-            part = parts[path]
-            if path.startswith(frozen):  # copies that must stay
-                continue
-            if is_average(part) or known.intersection(part.parameters()):
-                continue
-            weights, inside = list(part.parameters()), any(path.startswith(f"{other}.") for other in found)
-            if not inside and "target" not in path and all(map(why_not_trained, weights)):
-                alike.append(([path], weights))
-            buffers = {name: buffer for name, buffer in part.named_buffers(recurse=False) if buffer.is_floating_point()}
-            alike.append(([f"{path}.{name}".strip(".") for name in buffers], list(buffers.values())))
-            for name, value in vars(part).items():
-                kept = None if name.startswith("_") or is_average(value) else _named(value)
-                tensors = list(kept.values() if isinstance(kept, Mapping) else kept or ())
-                alike.append(([f"{path}.{name}".strip(".")], tensors))
-        near = _are_near([tensors for _, tensors in alike], trained)
-        found += [name for (names, _), is_near in zip(alike, near, strict=True) if is_near for name in names]
-    if not found:
+    return new, count_again
+
+
+def _pairs(average: Any, part: nn.Module) -> Pairs:
+    """Pair the tensors of an average with those of a module of equal names and shapes; empty if it has others."""
+    network = network_of(average)
+    tensors = {plain(name): tensor for name, tensor in _tensors_of(part)}
+    if network is None and not isinstance(kept := _content(average), Mapping):
+        for order in (list(part.parameters()), [p for p in part.parameters() if p.requires_grad]):
+            if kept and [p.shape for p in order] == [tensor.shape for tensor in kept]:
+                return list(zip(kept, order, strict=True))
+        return []
+    own = dict(kept if network is None else ((plain(name), tensor) for name, tensor in _tensors_of(network)))
+    needed = own if network is None else {plain(name): p for name, p in network.named_parameters()}
+    if not needed or any(name not in tensors or tensors[name].shape != each.shape for name, each in needed.items()):
         return []
     return [
-        f"does not restart {some(found, most=3)}: close to trained weights, but not trained. If this is an average of"
-        " the weights, it keeps the old ones: give it as averages=…, or copy the new weights to it in `sync_targets()`"
+        (each, tensors[name]) for name, each in own.items() if name in tensors and tensors[name].shape == each.shape
     ]
 
 
-def _shapes(tensors: Iterable[Tensor]) -> tuple[torch.Size, ...]:
-    return tuple(tensor.shape for tensor in tensors)
-
-
-def _are_near(
-    groups: Sequence[Sequence[Tensor]], trained: Mapping[tuple[torch.Size, ...], Sequence[Sequence[Tensor]]]
-) -> list[bool]:
-    """Return whether tensors have the shapes of a trained part and are nearer to its values than to zero."""
-    pairs = [(n, group, weights) for n, group in enumerate(groups) for weights in trained.get(_shapes(group), ())]
-    moves = [_distance(a, b) for _, group, weights in pairs for a, b in zip(group, weights, strict=True)]
-    known = dict.fromkeys(weight for *_, weights in pairs for weight in weights)
-    norms = {weight: torch.linalg.vector_norm(local(weight).float()) for weight in known}
-    values = iter(read([*moves, *norms.values()]))
-    distances, near = [list(islice(values, len(group))) for _, group, _ in pairs], [False] * len(groups)
-    lengths = dict(zip(norms, values, strict=True))
-    for (number, _, weights), moved in zip(pairs, distances, strict=True):
-        near[number] |= sum(moved) < 0.5 * sum(lengths[weight] for weight in weights)
-    return near
-
-
-def _inner(average: Any) -> nn.Module | None:
-    """Return the averaged network of an average."""
-    found = (getattr(average, name, None) for name in _MODULES)
-    inner = next((one for one in found if isinstance(one, nn.Module)), None)
-    return (_inner(inner) or inner) if inner is not None and is_average(inner) else inner
-
-
-def _parts(average: Any) -> list[nn.Module]:
-    """Return the modules that belong to an average."""
-    inner = _inner(average) if is_average(average) else average
-    own = [average] if isinstance(average, nn.Module) and is_average(average) else []  # may also hold the model itself
-    return [*own, *(inner.modules() if isinstance(inner, nn.Module) else ())]
-
-
-def _named(average: Any) -> Mapping[str, Tensor] | list[Tensor] | None:
-    """Return the tensors that an average keeps without a network, by name or in order."""
-    if isinstance(names := getattr(average, "m_name2s_name", None), Mapping):  # LitEma, of latent diffusion
-        return {name: getattr(average, stored) for name, stored in names.items()}
-    for kept in (average, getattr(average, "shadow_params", None), getattr(average, "shadow", None)):
-        if isinstance(kept, Mapping) and kept and all(isinstance(value, Tensor) for value in kept.values()):
-            return kept
-        if isinstance(kept, list | tuple) and kept and all(isinstance(value, Tensor) for value in kept):
-            return list(kept)
-    return None
-
-
-def _pairs(average: Any, parts: Sequence[nn.Module]) -> list[tuple[Tensor, Tensor]] | None:
-    """Pair the tensors of an average with those of the part that it averages.
-
-    Of several parts with the same shapes, take the nearest trained one: a target network, itself an average, may be
-    nearer.
-    """
-    kept = _named(average)
-    inner = _inner(average) if is_average(average) else average if isinstance(average, nn.Module) else None
-    if kept is None and inner is not None:
-        kept = {plain(name): tensor for name, tensor in _stored(inner)}
-        needed = {plain(name) for name, _ in inner.named_parameters()}
-    else:
-        needed = set(kept) if isinstance(kept, Mapping) else set()
-    found = []
-    for part in parts:
-        if isinstance(kept, Mapping):
-            own = {plain(name): tensor for name, tensor in _stored(part)}
-            if needed and all(name in own and own[name].shape == kept[name].shape for name in needed):
-                common = [name for name in kept if name in own and own[name].shape == kept[name].shape]
-                found.append([(kept[name], own[name]) for name in common])
-        elif kept is not None:
-            for trainable in False, True:
-                order = [p for p in part.parameters() if p.requires_grad or not trainable]
-                if [p.shape for p in order] == [tensor.shape for tensor in kept]:
-                    found.append(list(zip(kept, order, strict=True)))
-    trained = [pairs for pairs in found if not all(why_not_trained(tensor) for _, tensor in pairs)]
-    found = trained or found
-    if len(found) < 2:
-        return found[0] if found else None
-    return min(found, key=lambda pairs: sum(read(list(map(_distance, *zip(*pairs, strict=True))))))
-
-
-def _stored(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _distance(copy: Tensor, tensor: Tensor) -> Tensor:
-    a, b = local(copy), local(tensor)
-    length: Tensor = torch.linalg.vector_norm(a.to(b.device).float() - b.float())
-    return length
+def _attribute(thing: Any) -> str:
+    """Return the attribute in which an average of a known library keeps its weights; empty for anything else."""
+    kinds = ((kind.__module__.partition(".")[0], kind.__name__) for kind in type(thing).__mro__)
+    return next((_ATTRIBUTES[kind] for kind in kinds if kind in _ATTRIBUTES), "")
+
+
+def _content(average: Any) -> Any:
+    """Return the network or the tensors of an average of a known library; anything else unchanged."""
+    attribute = _attribute(average)
+    return getattr(average, attribute) if attribute else average

@@ -1,66 +1,48 @@
 """A change of a model: every new value is computed before the first is written."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
-from lightning_fire.distributed import assign, is_sharded, local, put, rank, show_warning, sum_over_ranks, world_size
-from lightning_fire.functional import as_matrices
-from lightning_fire.functional.ranks import singular_values_of_finite
-from lightning_fire.methods.base.all_or_nothing import (
-    Write,
-    distinct,
-    insist,
-    same_tensors_after_error,
-    undone_after_error,
-)
+from lightning_fire.distributed import assign, is_expanded, is_sharded, local, put, rank, sum_over_ranks, world_size
 from lightning_fire.methods.base.report import COLUMNS, Report, differences, matrices_in_words, report_of
-from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import Weights, WeightView
-from lightning_fire.where.selection import some
+from lightning_fire.where.selection import shorten
 
 _ENTRIES = 2**22  # entries of a batch, 16 MB in float32: one larger matrix fills a GPU
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a model, computed and not yet written.
+    """A change of a model, computed and not yet written. `first + second` is both.
 
     Args:
-        values: New values by tensor, each of its shape and sharded as it is.
+        values: New values by tensor, each of its shape and sharded as it is. They are freed when they are written.
         report: The report. Default: deviation from isometry and squared Frobenius error of the weights in `values`.
+        reset: Tensors whose optimizer state is dropped, by the policy of the method. Default: those in `values`.
+        then: Functions that run after the values are written. If one raises, the old values are written back.
         weights: Views of the weights that `report` is about.
-        then: Runs after the values are written. It must be idempotent: it is called again after Ctrl-C. If it raises,
-            `values` and `parts` are restored; for anything else that it changes give `guards`.
-        left_out: Sentences on what is not changed, and why.
-        touched: Tensors whose optimizer state is dropped, by the policy of the method. Default: those in `values`.
-        parts: New values of parts of further tensors.
-        guards: Functions that return context managers. They are entered before the first write and, after an error,
-            restore what `then` has changed.
-        check: Runs when the change is complete, e.g. to verify after the next optimizer step that the weights are still
-            the new ones.
 
     Raises:
         TypeError: If `values` is not a mapping from tensors to tensors.
-        ValueError: If a new value has another shape than its tensor.
+        ValueError: If a new value has another shape than its tensor, or entries of a tensor share memory (`expand`).
     """
 
-    values: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    values: dict[Tensor, Tensor] = field(default_factory=dict)
     report: Report | None = None
+    reset: Collection[Tensor] | None = None
+    then: Sequence[Callable[[], object]] = ()
     weights: Sequence[WeightView] = ()
-    then: Callable[[], None] = lambda: None
-    left_out: Sequence[str] = ()
-    touched: Collection[Tensor] | None = None
-    parts: Sequence[Write] = ()
-    guards: Sequence[Callable[[], AbstractContextManager[None]]] = ()
-    check: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "values", dict(self.values))  # of its own, to free them
         for tensor, new in self.values.items():
             if not isinstance(tensor, Tensor) or not isinstance(new, Tensor):
                 kinds = f"{type(tensor).__name__} and {type(new).__name__}"
@@ -69,50 +51,66 @@ class Change:
                 raise ValueError(
                     f"a new value of shape {tuple(new.shape)} is given for a tensor of shape {tuple(tensor.shape)}"
                 )
+            if is_expanded(tensor):
+                raise ValueError(
+                    f"entries of a tensor of shape {tuple(tensor.shape)} share memory, as `expand` makes them, and"
+                    " cannot get values of their own: first replace it by a copy, `tensor.clone()`"
+                )
 
-    def followed_by(
-        self, *calls: Callable[[], object], guard: Callable[[], AbstractContextManager[None]] | None = None
-    ) -> "Change":
-        """Return a change with idempotent calls added after `then`, and with a further guard."""
+    def __add__(self, other: "Change") -> "Change":
+        """Return both changes; of equal names in the reports the second counts."""
+        resets = [change.values if change.reset is None else change.reset for change in (self, other)]
+        return Change(
+            {**self.values, **other.values},
+            self.report + other.report if self.report and other.report else self.report or other.report,
+            [*resets[0], *resets[1]],
+            [*self.then, *other.then],
+            [*self.weights, *other.weights],
+        )
 
-        def in_order() -> None:
-            for call in (self.then, *calls):
-                call()
+    def followed_by(self, *calls: Callable[[], object]) -> "Change":
+        """Return a change with further functions after `then`."""
+        return replace(self, then=[*self.then, *calls])
 
-        return replace(self, then=in_order, guards=(*self.guards, *([] if guard is None else [guard])))
+    def new_views(self) -> list[WeightView]:
+        """Return the views of `weights`, of the new values, before these are written."""
+        return _copies(self.weights, self.values)
 
-    def apply(self) -> Report:
-        """Warn about what is left out, then make the change."""
-        for sentence in self.left_out if rank() == 0 else ():
-            show_warning(f"the change {sentence}")
-        self.make()
+    @torch.no_grad()
+    def make(self) -> Report:
+        """Write the new values in place, then call the functions of `then`. Ctrl-C waits until all of it is done.
+
+        If one of them raises, the old values are written back. A change is made once.
+        """
+        old: dict[Tensor, Tensor] = {}
+        with interrupts_wait():
+            try:
+                for tensor in list(self.values):
+                    old[tensor] = local(tensor).clone()
+                    local(tensor).copy_(local(self.values.pop(tensor)))
+                for call in self.then:
+                    call()
+            except BaseException:
+                for tensor, value in old.items():
+                    local(tensor).copy_(value)
+                raise
         return self.report or Report()
 
-    @torch.no_grad()
-    def make(self) -> None:
-        """Write the new values in place, then call `then`. A second call changes nothing.
 
-        After an error everything is restored. After Ctrl-C the change is completed before KeyboardInterrupt is raised.
-        """
-        with ExitStack() as stack:
-            stack.enter_context(same_tensors_after_error(self.values))
-            stack.enter_context(undone_after_error((part.view_of(part.tensor), part.index) for part in self.parts))
-            for guard in self.guards:
-                stack.enter_context(guard())
-            insist(self._write, after_errors=False)
-        self.check()
-
-    def _write(self) -> None:
-        for tensor, new in self.values.items():
-            distinct(tensor).copy_(distinct(new, like=tensor))
-        for part in self.parts:
-            part.into(part.tensor)
-        self.then()
-
-    @torch.no_grad()
-    def spectra(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return, before `apply`, the singular values of each finite weight before and after, by name, on the CPU."""
-        return _spectra(self.weights), _spectra(_copies(self.weights, self.values))
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Context manager: Ctrl-C raises KeyboardInterrupt at its end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    former = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if came:
+        raise KeyboardInterrupt
 
 
 @torch.no_grad()
@@ -130,16 +128,15 @@ def change_weights(
     same weights. `others` are new values of further tensors.
     """
     ranks = world_size() if share_work else 1
-    own = rank() if share_work else 0
+    own = rank() if ranks > 1 else 0
     owners = assign([cost(view.shape) for view in weights], ranks)
     # Sharded weights are gathered by all ranks together, before each goes its own way; others are not copied.
     read = {index: whole for index, whole in enumerate(map(WeightView.read, weights)) if owners[index] == own}
-    rows = torch.zeros(len(weights), len(COLUMNS), device=weights[0].parameter.device)
+    rows = torch.zeros(len(weights), len(COLUMNS) + 1, device=weights[0].parameter.device)
     require_finite(  # zeros for weights of other ranks
         {view.name: read.get(index, rows) for index, view in enumerate(weights)}, ranks > 1
     )
-    parameters: list[Tensor] = list(dict.fromkeys(view.parameter for view in weights))
-    values = {parameter: parameter.detach().clone() for parameter in parameters}
+    values: dict[Tensor, Tensor] = {view.parameter: view.parameter.detach().clone() for view in weights}
     copies = _copies(weights, values)
     kept: dict[WeightView, Tensor] = {}
     for batch in _batches(weights, list(read)):
@@ -156,27 +153,36 @@ def change_weights(
     if ranks > 1:
         _exchange(copies, owners, own, kept)
         sum_over_ranks(rows, ranks)  # zeros from all but the owner
-    looked_at = weights if measure else ()
-    report = replace(report_of(looked_at, rows), taken=matrices_in_words(weights))
-    return Change(values | dict(others or {}), report, looked_at)
+    measured = weights if measure else ()
+    report = replace(report_of(measured, rows), taken=matrices_in_words(weights))
+    if lost := [name for name, norm in report.table.get("new_norm", {}).items() if not math.isfinite(norm)]:
+        raise ValueError(f"the new values of {shorten(lost)} exceed the largest number; no weight has been changed")
+    return Change({**values, **(others or {})}, report, weights=measured)
 
 
 @torch.no_grad()
 def new_values(pairs: Iterable[tuple[Tensor, Tensor]]) -> dict[Tensor, Tensor]:
-    """Return whole new values of tensors, of any dtype and device, as values of the same dtype, device and sharding."""
+    """Return whole new values of tensors, of any dtype and device, as values of the same dtype, device and sharding.
+
+    Tensors whose entries share memory, such as expanded buffers, are left out.
+    """
     values: dict[Tensor, Tensor] = {}
     for tensor, whole in pairs:
         if tensor.shape != whole.shape:
             shapes = f"{tuple(whole.shape)} is given for a tensor of shape {tuple(tensor.shape)}"
             raise ValueError(f"a new value of shape {shapes}; no value has been changed")
-        values[tensor] = torch.empty_like(tensor)
-        put(values[tensor], whole)
+        if not is_expanded(tensor):
+            values[tensor] = torch.empty_like(tensor)
+            put(values[tensor], whole)
     return values
 
 
 @torch.no_grad()
-def measured(change: Change, model: nn.Module, measure: bool = True) -> Change:
-    """Add a report on the weights of `Weights()` that a change replaces, unless it has a report."""
+def with_report(change: Change, model: nn.Module, measure: bool = True, left_out: Sequence[str] = ()) -> Change:
+    """Add a report on the weights of `Weights()` that a change replaces, unless it has a report.
+
+    `left_out` are sentences on weights that it does not replace.
+    """
     if change.report is not None:
         return change
     weights = measurable(model, change.values) if measure and change.values else ()
@@ -190,13 +196,13 @@ def measured(change: Change, model: nn.Module, measure: bool = True) -> Change:
     parameters = list(model.parameters())
     number = sum(parameter in change.values for parameter in parameters)
     taken = f"{number} of {len(parameters)} parameters" if number else ""
-    return replace(change, report=replace(report, taken=taken), weights=weights)
+    return replace(change, report=replace(report, taken=taken, left_out=left_out), weights=weights)
 
 
-def measurable(model: nn.Module, touched: Collection[Tensor]) -> Sequence[WeightView]:
+def measurable(model: nn.Module, among: Collection[Tensor]) -> Sequence[WeightView]:
     """Return the weights of a model to report on: those of `Weights()`, or none if it finds none."""
     try:
-        return [view for view in Weights().select(model) if view.parameter in touched]
+        return [view for view in Weights().select(model) if view.parameter in among]
     except ValueError:
         return ()
 
@@ -208,7 +214,7 @@ def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> Non
     others. Tensors on the meta device are an error, too.
     """
     require_data(tensors)
-    found = [~_is_finite(tensor) for tensor in tensors.values()]  # on the devices of the tensors
+    found = [~is_finite(tensor) for tensor in tensors.values()]  # on the devices of the tensors
     flags = torch.stack([flag.to(found[0].device) for flag in found]).int()
     if by_ranks or any(is_sharded(tensor) for tensor in tensors.values()):
         distributed.all_reduce(flags)
@@ -223,9 +229,22 @@ def require_data(tensors: Mapping[str, Tensor]) -> None:
     """Raise a ValueError that names each tensor on the meta device, which has no values."""
     if empty := [name for name, tensor in tensors.items() if tensor.is_meta]:
         raise ValueError(
-            f"no values yet in {some(empty)} (meta device): first make them, by `model.to_empty(device=…)` and an"
+            f"no values yet in {shorten(empty)} (meta device): first make them, by `model.to_empty(device=…)` and an"
             " initialization, or by `model.load_state_dict(…, assign=True)`"
         )
+
+
+def is_finite(tensor: Tensor) -> Tensor:
+    """Return whether all entries are finite, by minimum and maximum: ten times as fast as `isfinite`."""
+    tensor = local(tensor)
+    if tensor.is_complex() or not tensor.numel():
+        return tensor.isfinite().all()
+    return torch.stack(torch.aminmax(tensor)).isfinite().all()
+
+
+def cost(shape: Sequence[int]) -> int:
+    """Relative cost of a new weight: the multiplications of one Gram matrix."""
+    return math.prod(shape) * min(shape[:2])
 
 
 def _batches(weights: Sequence[WeightView], numbers: Iterable[int]) -> list[list[int]]:
@@ -256,21 +275,6 @@ def _copies(weights: Sequence[WeightView], values: Mapping[Tensor, Tensor]) -> l
     return [view.of(values.get(view.parameter, view.parameter)) for view in weights]
 
 
-def _spectra(weights: Sequence[WeightView]) -> dict[str, Tensor]:
-    matrices = {view.name: as_matrices(view.read(), view.groups) for view in weights}
-    finite = read([_is_finite(matrix) for matrix in matrices.values()])
-    return {
-        name: singular_values_of_finite(matrix).flatten().cpu()
-        for (name, matrix), is_finite in zip(matrices.items(), finite, strict=True)
-        if is_finite
-    }
-
-
-def cost(shape: Sequence[int]) -> int:
-    """Relative cost of a new weight: the multiplications of one Gram matrix."""
-    return math.prod(shape) * min(shape[:2])
-
-
 def _exchange(weights: Sequence[WeightView], owners: Sequence[int], own: int, kept: dict[WeightView, Tensor]) -> None:
     """Send each weight from its owner to the others; of sharded ones, the new weights that the owner has kept."""
     for view, owner in zip(weights, owners, strict=True):
@@ -281,11 +285,3 @@ def _exchange(weights: Sequence[WeightView], owners: Sequence[int], own: int, ke
         distributed.broadcast(new, owner)
         if owner != own or is_sharded(view.parameter):
             view.write(new)
-
-
-def _is_finite(tensor: Tensor) -> Tensor:
-    """Return whether all entries are finite, by minimum and maximum: ten times as fast as `isfinite`."""
-    tensor = local(tensor)
-    if tensor.is_complex() or not tensor.numel():
-        return tensor.isfinite().all()
-    return torch.stack(torch.aminmax(tensor)).isfinite().all()

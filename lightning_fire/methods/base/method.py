@@ -1,41 +1,34 @@
 """Base classes of all methods: those that act at events, and those that act at each step."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_fire.distributed import is_sharded, rank, show_warning
 from lightning_fire.functional.checks import one_of
-from lightning_fire.methods.base.all_or_nothing import distinct, restore, same_optimizers_after_error
-from lightning_fire.methods.base.averages import averages_by_model, followers, unknown_copies
-from lightning_fire.methods.base.change import Change, measured
-from lightning_fire.methods.base.copies import copies_in
-from lightning_fire.methods.base.ignored_passes import ignored_passes
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, follow_policy
-from lightning_fire.methods.base.optimizers import accumulates, has_stepped
+from lightning_fire.methods.base.averages import averages_of_each, restart_of_averages
+from lightning_fire.methods.base.change import Change, with_report
+from lightning_fire.methods.base.loop import Loop
+from lightning_fire.methods.base.optimizers import OptimizerPolicy, drop_state
+from lightning_fire.methods.base.passes import ignored_passes, same_buffers
 from lightning_fire.methods.base.report import Report
-from lightning_fire.methods.base.selecting import trained_by
-from lightning_fire.methods.base.several import MemberTraining, Models, as_one, class_of, together
-from lightning_fire.methods.base.training import Loop, Training
-from lightning_fire.methods.base.verify import Verification
-from lightning_fire.methods.base.wrong_library import OfOneLibrary, WrongLibrary
+from lightning_fire.methods.base.reverted import look_at
 from lightning_fire.when import AtNewData, Never, Schedule, one_schedule
-from lightning_fire.where import Weights
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.layers import plain
-from lightning_fire.where.selection import some
 from lightning_fire.where.trained import leaves_out
 
+_SEED_STEP = 1_000_000  # between the seeds of two models, which would otherwise get the same draws
 
-class Method(OfOneLibrary):
+
+class Method:
     """Base class of all methods. A method holds settings and no model.
 
     Attributes:
@@ -44,8 +37,8 @@ class Method(OfOneLibrary):
         default_where: What `where=None` stands for; None: everything.
         kind: A selection whose class `where` must have, if not that of `default_where`.
         acts_on_shards: Whether it can act where the weights are sharded (DTensor).
-        needs_initial_values: Whether it uses `Training.initial`.
-        needs_batches: Whether it uses `Training.forward` or `Training.gradients`.
+        needs_initial_values: Whether it uses `Loop.initial_values`.
+        needs_batches: Whether it uses `Loop.run` or `Loop.gradients`.
     """
 
     name: ClassVar[str] = "method"
@@ -78,39 +71,34 @@ class Method(OfOneLibrary):
         where, kind = self.default_where if self.where is None else self.where, self.kind or self.default_where
         return where if where is None or kind is None else checked(where, kind)
 
-    def check(self, model: nn.Module) -> Sequence[str]:
-        """Check before training that it can act on a model; return sentences on weights that no optimizer trains.
-
-        Warns about weights that the selection cannot take, such as those of an unknown layout.
+    def check(self, model: nn.Module, training: Loop) -> Sequence[str]:
+        """Check before training that it can act on a model; return sentences on weights that it leaves out.
 
         Raises:
             ValueError: If nothing is selected.
         """
         if self.selection is None:
             return ()
-        selection = self.selection.select(model)
-        if (left_out := getattr(selection, "left_out", ())) and rank() == 0:
-            show_warning(f"{type(self).__name__} leaves out {some(left_out, '; ')}.")
-        return leaves_out(getattr(selection, "untrained", ()))
+        return left_out_of(self.selection.select(model, training.trained(model)))
 
     def table(self, model: nn.Module) -> str:
         """Return a table of what it acts on, with reasons for the rest; empty without a selection."""
         selection = self.selection
         return "" if selection is None else f"{type(self).__name__}(where={selection})\n{selection.select(model)}"
 
+    @property
+    def identity(self) -> str:
+        """Key of this method among others of its class in a checkpoint; equal in all processes."""
+        return "" if self.selection is None else repr(self.selection)
+
     def _require_whole(self, model: nn.Module) -> None:
         """Raise a ValueError if the weights of a model are sharded and this method needs whole ones."""
         check_model(model)
         if not self.acts_on_shards and any(map(is_sharded, model.parameters())):
             raise ValueError(
-                f"{type(self).__name__} needs whole weights, and those of {class_of(model)} are sharded (DTensor):"
+                f"{type(self).__name__} needs whole weights, and those of {type(model).__name__} are sharded (DTensor):"
                 " use data parallelism without shards, or FIRE, or FullReset or ShrinkAndPerturb with initial values"
             )
-
-    @property
-    def identity(self) -> str:
-        """Key of this method among others of its class in a checkpoint; equal in all processes."""
-        return "" if self.selection is None else repr(self.selection)
 
 
 class EventMethod(Method):
@@ -126,7 +114,6 @@ class EventMethod(Method):
         measures_curvature: Whether λ_max is logged by default.
 
     Example:
-        >>> import torch
         >>> class Halve(EventMethod):
         ...     name = "halve"
         ...     def plan(self, model, training):
@@ -147,19 +134,15 @@ class EventMethod(Method):
         super().__post_init__()
         one_of(OptimizerPolicy, optimizer_state=self.optimizer_state)
 
-    def check(self, model: nn.Module) -> Sequence[str]:
-        """Also name parts that may be averages of the model which do not restart."""
-        return [*super().check(model), *(unknown_copies(model) if self.remakes_network else ())]
-
-    def selected(self, model: nn.Module, training: Training) -> str:
+    def selected(self, model: nn.Module, training: Loop) -> str:
         """Describe briefly what it acts on, such as the number of units, when training starts."""
         return ""
 
     def prepare(self, model: nn.Module) -> None:
         """Hook: change the structure of a model before its optimizers are made and a checkpoint is loaded."""
 
-    def plan(self, model: nn.Module, training: Training) -> Change:
-        """Compute every new value without changing the model. Selections take only what the optimizers train."""
+    def plan(self, model: nn.Module, training: Loop) -> Change:
+        """Compute every new value without changing the model. Take only weights in `training.trained(model)`."""
         raise NotImplementedError
 
     def __call__(self, model: nn.Module | Sequence[nn.Module], training: Loop | None = None) -> Report:
@@ -175,113 +158,66 @@ class EventMethod(Method):
             all weights and by weight.
 
         Raises:
-            TypeError: If `model` is not a module, or `training` no `Training`.
+            TypeError: If `model` is not a module, or `training` no `Loop`.
             ValueError: If nothing is selected, the optimizers train nothing of it, or a weight has a NaN or Inf. The
                 model is unchanged then.
         """
-        if isinstance(training, dict):  # shown with the local and global variables of a loop
-            raise WrongLibrary(self, "__call__")
-        training, whole = _checked(training), as_one(model)
-        self._require_whole(whole)
-        with _only_looking(whole):
-            change = planned(self, whole, training)
-            if self.remakes_network and change.values:  # adapters say it before training, in `check`
-                with _training_of(self, whole, training):
-                    change = replace(change, left_out=[*change.left_out, *unknown_copies(whole)])
-        return change.followed_by(partial(setattr, training, "event", training.event + 1)).apply()
+        training = _loop(training)
+        report = self.event(model, training).followed_by(partial(_count, training)).make()
+        for sentence in report.left_out if rank() == 0 else ():
+            show_warning(f"the change {sentence}")
+        return report
 
+    def event(self, model: nn.Module | Sequence[nn.Module], training: Loop) -> Change:
+        """Return `plan` of one or several models, with all that follows a change: averages and optimizer state."""
+        start, models = time.perf_counter(), as_models(model)
+        with only_measuring(nn.ModuleList(models)):
+            if len(models) == 1:
+                change = self._planned(models[0], training)
+            else:
+                of_each = averages_of_each(models, training.averages)
+                first, *others = [
+                    self._planned_of(each, number, replace(training, averages=of_each[number]))
+                    for number, each in enumerate(models)
+                ]
+                change = sum(others, first)
+        report = change.report or Report()
+        if change.weights:
+            report = replace(report, values={**report.values, "seconds": time.perf_counter() - start})
+        replaced = change.values if self.remakes_network and self.changes_output else {}
+        averages, count_again = restart_of_averages(models, replaced, training.averages, training.optimizers)
+        names: dict[Tensor, str] = {
+            parameter: plain(name) for each in models for name, parameter in each.named_parameters()
+        }
+        touched, look = set(change.values if change.reset is None else change.reset), look_at(names, change.values)
+        values = {**change.values, **averages}
+        change = replace(change, values=values, report=report).followed_by(count_again, look)
+        if self.optimizer_state != "keep":
+            chosen = None if self.optimizer_state == "all" else touched
+            change = change.followed_by(partial(drop_state, training.optimizers, chosen))
+        return change
 
-def schedule_of(method: Any, when: Schedule | Sequence[Schedule] | None, default: Schedule | None = None) -> Schedule:
-    """Schedule of a method in a callback: the given one, `default`, or its own; never due for a method without events.
+    def _planned(self, model: nn.Module, training: Loop) -> Change:
+        self._require_whole(model)
+        change = self.plan(model, training)
+        if not isinstance(change, Change):
+            raise TypeError(f"`plan` of {type(self).__name__} must return a Change, got {type(change).__name__}")
+        return with_report(change, model, training.measure)
 
-    Raises:
-        TypeError: If `method` is not a method, or `when` not a schedule.
-        ValueError: If a schedule is given for a method that acts at every step.
-    """
-    if not isinstance(method, Method):
-        got = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
-        raise TypeError(f"`method` must be a method such as FIRE(), got {got}")
-    if isinstance(method, EventMethod):
-        return one_schedule(when if when is not None else default or method.when)
-    if when is not None:
-        raise ValueError(f"`when` is for methods with events: {type(method).__name__} acts at every step")
-    return Never()
-
-
-def rewritten(method: Method, model: nn.Module) -> set[Tensor]:
-    """Return the parameters that a method writes as whole layers or by name, as far as known without a batch.
-
-    It cannot write them once another tool, such as pruning, computes the weights from other parameters.
-    """
-    if isinstance(method, EventMethod) and isinstance(method.selection, Weights):
-        return {view.parameter for view in method.selection.select(model)}
-    by_name = isinstance(method, EventMethod) and method.needs_initial_values
-    return set(model.parameters()) if method.where is None and (by_name or method.needs_batches) else set()
-
-
-def planned(method: EventMethod, model: nn.Module, training: Training) -> Change:
-    """Compute the change of an event, with a report and the reset of optimizer state."""
-    start = time.perf_counter()
-    one_of(OptimizerPolicy, optimizer_state=method.optimizer_state)
-    with _training_of(method, model, training):
-        if isinstance(model, Models):
-            change = together(list(_plans(method, model, training)))
-        else:
-            change = _plan(method, model, training)
-        seconds = time.perf_counter() - start
-        replaced = change.values if method.remakes_network and method.changes_output else {}
-        averages, count_again = followers(model, replaced, training.averages)
-    report = change.report or Report()
-    if change.weights:
-        report = replace(report, values={**report.values, "seconds": seconds})
-    touched = set(change.values if change.touched is None else change.touched)
-    copies = copies_in(training.optimizers, model.parameters()) if change.values else {}
-    copied = {copy: new for tensor, new in change.values.items() for copy in copies.get(tensor, ())}
-    touched |= {copy for tensor in touched for copy in copies.get(tensor, ())}
-    drop = partial(follow_policy, method.optimizer_state, training.optimizers, touched)
-    change = replace(verified(change, model, training.optimizers), report=report)
-    change = replace(change, values={**change.values, **copied, **averages})
-    rewritten = {"keep": (), "touched": touched, "all": None}[method.optimizer_state]
-    guard = partial(same_optimizers_after_error, training.optimizers, rewritten)
-    return change.followed_by(drop, count_again, guard=guard)
-
-
-def _plan(method: EventMethod, model: nn.Module, training: Any) -> Change:
-    change = method.plan(model, training)
-    if not isinstance(change, Change):
-        raise TypeError(f"`plan` of {type(method).__name__} must return a Change, got {type(change).__name__}")
-    return measured(change, model, training.measure)
-
-
-def _plans(method: EventMethod, models: Models, training: Training) -> Iterator[Change]:
-    shared_out = averages_by_model(models, training.averages)
-    for number, (model, averages) in enumerate(zip(models, shared_out, strict=True)):
+    def _planned_of(self, model: nn.Module, number: int, training: Loop) -> Change:
+        """Plan the change of one of several models, whose names start with its index."""
         try:
-            yield _plan(method, model, MemberTraining(training, number, models, averages))
+            change = self._planned(model, _of_model(training, number))
         except ValueError as error:
             raise ValueError(f"model {number}: {error}") from error
-
-
-@torch.no_grad()
-def verified(change: Change, model: nn.Module, optimizers: Sequence[Optimizer]) -> Change:
-    """Return a change whose weights are verified after the next optimizer steps."""
-    names: dict[Tensor, str] = {parameter: plain(name) for name, parameter in model.named_parameters()}
-    values = dict(change.values)
-    for part in change.parts:
-        if part.tensor in names:
-            part.into(values.setdefault(part.tensor, part.tensor.detach().clone()))
-    return replace(change, check=Verification(values, names, optimizers).begin)
-
-
-def _training_of(method: EventMethod, model: nn.Module, training: Training) -> AbstractContextManager[Any]:
-    """Context manager: selections take only what the optimizers train, if the method changes weights."""
-    return trained_by(model, training.optimizers, training.paused) if method.changes_weights else nullcontext()
+        views = [replace(view, name=f"{number}.{view.name}") for view in change.weights]
+        return replace(change, report=(change.report or Report()).prefixed(f"{number}."), weights=views)
 
 
 class StepMethod(Method):
     """Base class of methods that act at each optimizer step. Your own method needs only `name` and `begin`."""
 
-    def attach(self, model: nn.Module, training: Training | None = None) -> "Attached":
+    def attach(self, model: nn.Module, training: Loop | None = None) -> "Attached":
         """Start to act on a model.
 
         Args:
@@ -289,40 +225,27 @@ class StepMethod(Method):
             training: The training, such as `Loop(optimizers=optimizer, forward=lambda: model(x))`. Default: `Loop()`.
 
         Raises:
-            TypeError: If `model` is not a module, or `training` no `Training`.
+            TypeError: If `model` is not a module, or `training` no `Loop`.
             ValueError: If nothing is selected, or the optimizers train nothing of it.
         """
-        training = _checked(training)
+        training = _loop(training)
         self._require_whole(model)
-        with _only_looking(model), trained_by(model, training.optimizers, training.paused):
-            attached = self.begin(model, training)
-        attached.training = training
-        return attached
+        with only_measuring(model):
+            return self.begin(model, training)
 
-    def begin(self, model: nn.Module, training: Training) -> "Attached":
-        """Hook of `attach`. Selections take only what the optimizers train."""
+    def begin(self, model: nn.Module, training: Loop) -> "Attached":
+        """Hook of `attach`. Take only weights in `training.trained(model)`."""
         raise NotImplementedError
 
 
 class Attached:
     """A `StepMethod` attached to a model: `before_step(optimizer)`, `optimizer.step()`, `after_step()`.
 
-    Both do nothing where accelerate's wrapper of the optimizer takes no step: while it accumulates gradients, and, for
-    `after_step`, if the gradients were not finite.
-
     Attributes:
         watching: Whether methods that watch hidden units count forward passes.
-        training: The training that it is attached to.
     """
 
     watching = True
-    training: Training = Loop()
-
-    def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
-        for name, only_at_steps in {"before_step": _before_steps, "after_step": _after_steps}.items():
-            if name in vars(cls):
-                setattr(cls, name, only_at_steps(vars(cls)[name]))
 
     def before_step(self, optimizer: Optimizer | None = None, gradient_scale: float = 1.0) -> None:
         """Hook: called before each optimizer step, after gradient accumulation and before gradient clipping.
@@ -350,54 +273,68 @@ class Attached:
         """Describe briefly what it acts on, such as the number of units."""
         return ""
 
+    def held(self) -> Sequence[Tensor]:
+        """Return the parameters that it acts on; callbacks attach the method again when one has left the model."""
+        return ()
+
     def close(self) -> None:
         """Remove hooks from the model."""
 
 
-def _before_steps(hook: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a `before_step`: it does nothing while gradients are accumulated."""
+def schedule_of(method: Any, when: Schedule | Sequence[Schedule] | None, default: Schedule | None = None) -> Schedule:
+    """Schedule of a method in a callback: the given one, `default`, or its own; never due for a method without events.
 
-    @wraps(hook)
-    def before_step(self: Attached, optimizer: Optimizer | None = None, *args: Any, **keywords: Any) -> None:
-        if not any(map(accumulates, self.training.optimizers if optimizer is None else [optimizer])):
-            hook(self, optimizer, *args, **keywords)
-
-    return before_step
-
-
-def _after_steps(hook: Callable[..., None]) -> Callable[..., None]:
-    """Wrap an `after_step`: it does nothing if no optimizer has stepped."""
-
-    @wraps(hook)
-    def after_step(self: Attached) -> None:
-        if not self.training.optimizers or any(map(has_stepped, self.training.optimizers)):
-            hook(self)
-
-    return after_step
+    Raises:
+        TypeError: If `method` is not a method, or `when` not a schedule.
+        ValueError: If a schedule is given for a method that acts at every step.
+    """
+    if not isinstance(method, Method):
+        got = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
+        raise TypeError(f"`method` must be a method such as FIRE(), got {got}")
+    if isinstance(method, EventMethod):
+        return one_schedule(when if when is not None else default or method.when)
+    if when is not None:
+        raise ValueError(f"`when` is for methods with events: {type(method).__name__} acts at every step")
+    return Never()
 
 
-def _checked(training: Any) -> Any:
-    """Return a training, `Loop()` for None."""
-    if training is not None and not hasattr(training, "optimizers"):
-        given = type(training).__name__
-        raise TypeError(f"`training` must be a Loop, such as Loop(optimizers=optimizer), got {given}")
-    return Loop() if training is None else training
+def as_models(model: Any) -> list[nn.Module]:
+    """Return one model, or several without duplicates, as a list; raise a TypeError for anything else."""
+    several = isinstance(model, list | tuple) and model and all(isinstance(each, nn.Module) for each in model)
+    models = list(dict.fromkeys(model)) if several else [model]
+    for each in models:
+        check_model(each)
+    return models
+
+
+def left_out_of(selection: Any) -> list[str]:
+    """Return sentences on the weights that a selection leaves out although its settings include them."""
+    return leaves_out(getattr(selection, "untrained", ()), getattr(selection, "left_out", ()))
 
 
 @contextmanager
-def _only_looking(model: nn.Module) -> Iterator[None]:
+def only_measuring(model: nn.Module) -> Iterator[None]:
     """Context manager: passes of a model leave its buffers and the statistics of attached methods unchanged."""
     with torch.inference_mode(False), same_buffers(model), ignored_passes(model):
         yield
 
 
-@contextmanager
-def same_buffers(model: nn.Module) -> Iterator[None]:
-    """Context manager: restore buffers that a forward pass changes, such as the statistics of BatchNorm."""
-    check_model(model)
-    buffers = [distinct(buffer) for buffer in model.buffers() if not is_lazy(buffer)]
-    former = [(buffer, ..., buffer.clone()) for buffer in buffers]
-    try:
-        yield
-    finally:
-        restore(former)
+def _loop(training: Any) -> Loop:
+    if training is not None and not isinstance(training, Loop):
+        given = type(training).__name__
+        raise TypeError(f"`training` must be a Loop, such as Loop(optimizers=optimizer), got {given}")
+    return Loop() if training is None else training
+
+
+def _of_model(training: Loop, number: int) -> Loop:
+    """Return the training of one of several models, whose names start with its index."""
+    start, initial = f"{number}.", training.initial
+    if training.losses is not None and not callable(training.losses):
+        raise ValueError("with several models `losses` must be a function: lambda: (loss(x, y) for x, y in loader)")
+    if initial is not None:
+        initial = {name.removeprefix(start): value for name, value in initial.items() if name.startswith(start)}
+    return replace(training, initial=initial, event=training.event + _SEED_STEP * number)
+
+
+def _count(training: Loop) -> None:
+    training.event += 1

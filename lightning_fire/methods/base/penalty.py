@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_fire.methods.base.loop import Loop
 from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.where import Weights, WeightView
 
@@ -24,6 +25,10 @@ class Penalty(Attached):
     def gradient_of(self, name: str, weight: Tensor) -> Tensor:
         """Return the gradient of the penalty P with respect to one parameter, of its shape."""
         raise NotImplementedError
+
+    def held(self) -> list[Tensor]:
+        """Return the penalized parameters."""
+        return list(self.parameters.values())
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
@@ -59,10 +64,10 @@ class PenaltyMethod(StepMethod):
             raise ValueError(f"`strength` must be at least 0, got {self.strength}")
 
 
-def views_of_weights(model: nn.Module, where: Weights) -> dict[str, list[WeightView]]:
+def views_of_weights(model: nn.Module, where: Weights, training: Loop) -> dict[str, list[WeightView]]:
     """Return the views of each selected weight by name: one, or several for the parts of a fused weight."""
     names: dict[Parameter, str] = {}
     views: dict[str, list[WeightView]] = {}
-    for view in where.select(model):
+    for view in where.select(model, training.trained(model)):
         views.setdefault(names.setdefault(view.parameter, view.name), []).append(view)
     return views

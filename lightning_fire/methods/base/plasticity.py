@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_fire.distributed import to_list
 from lightning_fire.functional import dormant, entropy_rank_of, srank_of, stable_rank_of
 from lightning_fire.functional.ranks import singular_values_of_finite_gram
 from lightning_fire.methods.base.change import measurable
 from lightning_fire.methods.base.report import Report, health
-from lightning_fire.methods.base.transfers import read
 from lightning_fire.where import UnitLayer, WeightView, weight_layers
 
 
@@ -23,7 +23,7 @@ def report_of_weights(model: nn.Module, weights: Sequence[WeightView] | None = N
 def report_of_units(layers: Sequence[UnitLayer], means: Tensor, threshold: float) -> Report:
     """Return the dormant fraction of each layer that has run, from the mean |h| of all units, shape (units,)."""
     activities = means.split([layer.size for layer in layers])
-    found = read([torch.stack([each.isnan().any(), dormant(each, threshold).sum()]) for each in activities])
+    found = to_list([torch.stack([each.isnan().any(), dormant(each, threshold).sum()]) for each in activities])
     counts = {layer: number for layer, (is_nan, number) in zip(layers, found, strict=True) if not is_nan}
     if not counts:
         return Report()
@@ -38,7 +38,7 @@ def report_of_features(gram: Tensor) -> Report:
         return Report()
     singular = singular_values_of_finite_gram(gram)
     ranks = {"srank": srank_of, "stable_rank": stable_rank_of, "entropy_rank": entropy_rank_of}
-    return Report(dict(zip(ranks, read([rank(singular) for rank in ranks.values()]), strict=True)))
+    return Report(dict(zip(ranks, to_list([rank(singular) for rank in ranks.values()]), strict=True)))
 
 
 def gram_of_last_features(model: nn.Module, forwards: Iterable[Callable[[], object]]) -> Tensor:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from lightning_fire.distributed import to_list
 from lightning_fire.functional import as_matrices, sfe
 from lightning_fire.functional.metrics import both_deviations
-from lightning_fire.methods.base.transfers import read
+from lightning_fire.functional.newton_schulz import power_of_two
 from lightning_fire.where import WeightView
 
 COLUMNS = (
@@ -22,6 +23,9 @@ COLUMNS = (
     "zero",
     "new_norm",
 )
+
+
+_ByName = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Report:
         norm_ratio: For a change of weights: the norm of all new weights divided by that of the old ones.
         advice: Advice if that ratio is large.
         taken: Description of the changed part of the model, such as `15 of 16 weight matrices, preset cnn`.
+        left_out: Sentences on weights that are not changed, with the reason.
         table: For a change of weights: the value of each weight, by column of `COLUMNS` and by name.
 
     Example:
@@ -56,6 +61,7 @@ class Report:
     norm_ratio: float | None = None
     advice: str = ""
     taken: str = ""
+    left_out: Sequence[str] = ()
     table: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, name: str) -> float:
@@ -70,6 +76,41 @@ class Report:
         norm = "" if self.norm_ratio is None else f"norm × {self.norm_ratio:.2g}"
         norm = f"{norm} ({self.advice})" if self.advice else norm
         return "; ".join(filter(None, [norm, self.taken]))
+
+    def __add__(self, other: "Report") -> "Report":
+        """Return the report of both changes; of equal names those of the second."""
+        table, layers = (
+            {key: {**a.get(key, {}), **b.get(key, {})} for key in {**a, **b}} for a, b in self._pairs(other)
+        )
+        whole = _of_table(table) if table else Report()
+        return replace(
+            whole,
+            values={
+                **whole.values,
+                **{k: v for k, v in {**self.values, **other.values}.items() if k not in whole.values},
+            },
+            layers={**layers, **whole.layers},
+            advice=self.advice or other.advice,
+            taken="; ".join(filter(None, [self.taken, other.taken])),
+            left_out=[*self.left_out, *other.left_out],
+        )
+
+    def _pairs(self, other: "Report") -> list[tuple[_ByName, _ByName]]:
+        return [(self.table, other.table), (self.layers, other.layers)]
+
+    def prefixed(self, prefix: str) -> "Report":
+        """Return the report with a prefix before the names of weights, and of metrics that are not of weights."""
+        table, layers = (
+            {metric: {prefix + name: value for name, value in by_name.items()} for metric, by_name in columns.items()}
+            for columns in (self.table, self.layers)
+        )
+        known = _of_table(self.table).values if self.table else {}
+        values = {name if name in known else prefix + name: value for name, value in self.values.items()}
+        zeros, left_out = (
+            [prefix + name for name in self.zeros],
+            [f"{one} (of model {prefix[:-1]})" for one in self.left_out],
+        )
+        return replace(self, values=values, layers=layers, table=table, zeros=zeros, left_out=left_out)
 
     def keyed(self, prefix: str, layers: bool = True) -> dict[str, float]:
         """Return all metrics by log key.
@@ -113,51 +154,39 @@ def in_words(values: Mapping[str, float]) -> str:
 def differences(old: Sequence[Tensor], new: Sequence[Tensor], groups: int) -> Tensor:
     """Return the metrics of `COLUMNS` of weights (out, in / groups, *kernel) of one shape and their replacements.
 
+    Squares are those of the weights divided by a power of two, usually 1, whose exponent is the last column.
+
     Returns:
-        Shape `(weights, 8)`, float32.
+        Shape `(weights, 9)`, float32.
     """
     before, after = (_stack([as_matrices(weight, groups) for weight in weights]) for weights in (old, new))
     empty = before.new_zeros(len(before), dtype=torch.bool)
     zero = (before.abs().amax((-2, -1)) == 0).flatten(1).any(1) if before.numel() else empty
-    norms = [each.float().flatten(1).square().sum(1) for each in (before, after)]
-    error = sfe(before, after).flatten(1).sum(1).float()
+    scale = _scale(before, after)
+    scaled = [each / scale for each in (before, after)]
+    norms = [each.float().flatten(1).square().sum(1) for each in scaled]
+    error = sfe(*scaled).flatten(1).sum(1).float()
     isometry = torch.stack([_isometry(before), _isometry(after)], -1).flatten(1)
-    return torch.cat([isometry, torch.stack([error, norms[0], zero.float(), norms[1]], 1)], 1)
+    exponent = scale.float().log2().flatten()
+    return torch.cat([isometry, torch.stack([error, norms[0], zero.float(), norms[1], exponent], 1)], 1)
 
 
 def report_of(weights: Sequence[WeightView], differences: Iterable[Tensor]) -> Report:
     """Return the report of a change from the `difference` of each weight."""
     if not weights:
         return Report()
-    columns = zip(COLUMNS, zip(*read(list(differences)), strict=True), strict=True)
-    names = [view.name for view in weights]
-    return _of_table({metric: dict(zip(names, column, strict=True)) for metric, column in columns})
+    *columns, exponents = zip(*to_list(list(differences)), strict=True)
+    names, scales = [view.name for view in weights], [2.0**exponent for exponent in exponents]
+    table = {metric: dict(zip(names, column, strict=True)) for metric, column in zip(COLUMNS, columns, strict=True)}
+    for metric in ("sfe", "squared_norm", "new_norm"):
+        pairs = zip(table[metric].items(), scales, strict=True)
+        table[metric] = {name: value * scale * scale for (name, value), scale in pairs}
+    return _of_table(table)
 
 
 def matrices_in_words(weights: Sequence[WeightView]) -> str:
     """Describe how many weight matrices are selected; for a `Selection` also of how many, and by which preset."""
     return getattr(weights, "summary", f"{len(weights)} weight matrices")
-
-
-def merged(reports: Sequence[Report]) -> Report:
-    """Merge the reports of several models; names of layers and of other metrics start with the model's index."""
-    table: dict[str, dict[str, float]] = {}
-    layers: dict[str, dict[str, float]] = {}
-    for number, report in enumerate(reports):
-        for by_metric, of_one in ((table, report.table), (layers, report.layers)):
-            for metric, by_name in of_one.items():
-                by_metric.setdefault(metric, {}).update({f"{number}.{name}": value for name, value in by_name.items()})
-    whole = _of_table(table) if table else Report()
-    others = {
-        f"{number}.{metric}": value
-        for number, report in enumerate(reports)
-        for metric, value in report.values.items()
-        if metric not in whole.values
-    }
-    advice = next((report.advice for report in reports if report.advice), "")
-    taken = "; ".join(filter(None, (report.taken for report in reports)))
-    values, by_layer = {**whole.values, **others}, {**layers, **whole.layers}
-    return replace(whole, values=values, layers=by_layer, advice=advice, taken=taken)
 
 
 def _of_table(table: Mapping[str, Mapping[str, float]]) -> Report:
@@ -184,7 +213,7 @@ def health(weights: Sequence[WeightView]) -> Report:
     """Measure weights: `dfi_normalized` and raw `dfi`, means and by layer, and the total norm."""
     matrices = [_stack([as_matrices(view.read(), view.groups)]) for view in weights]
     rows = [torch.cat([_isometry(each)[0], each.float().square().sum().unsqueeze(0)]) for each in matrices]
-    deviations, normalized, squared_norms = zip(*read(rows), strict=True)
+    deviations, normalized, squared_norms = zip(*to_list(rows), strict=True)
     table, names = {"dfi": deviations, "dfi_normalized": normalized}, [view.name for view in weights]
     means = {metric: sum(column) / len(weights) for metric, column in table.items()}
     return Report(
@@ -197,6 +226,15 @@ def health(weights: Sequence[WeightView]) -> Report:
 def _stack(weights: Sequence[Tensor]) -> Tensor:
     """Stack weights into a contiguous tensor (Gram matrices are then four times as fast); one is not copied."""
     return torch.stack(list(weights)) if len(weights) > 1 else weights[0].unsqueeze(0).contiguous()
+
+
+def _scale(before: Tensor, after: Tensor) -> Tensor:
+    """Return 1, or a power of two where squares would leave the range of float32, `(weights, 1, 1, 1, 1)`."""
+    if not before.numel():
+        return before.new_ones(len(before), 1, 1, 1, 1)
+    largest = torch.maximum(*(each.abs().amax((1, 2, 3, 4), keepdim=True) for each in (before, after)))
+    usual = (largest > 1e-12) & (largest < 1e12) | ~largest.isfinite()
+    return torch.where(usual, torch.ones_like(largest), power_of_two(largest))
 
 
 def _isometry(matrices: Tensor) -> Tensor:

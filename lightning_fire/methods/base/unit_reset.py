@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -13,22 +12,17 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lightning_fire._private import is_compiled, is_in_backward, show_hooks
-from lightning_fire.contracts import HasResetParameters, offers
-from lightning_fire.distributed import warn
-from lightning_fire.methods.base.all_or_nothing import Write
-from lightning_fire.methods.base.averages import averages_of
-from lightning_fire.methods.base.beginning import parts_of, starts_in
+from lightning_fire.contracts import HasResetParameters, implements
+from lightning_fire.distributed import to_device
+from lightning_fire.methods.base.averages import pairs_of
 from lightning_fire.methods.base.change import Change
-from lightning_fire.methods.base.copies import copies_in
-from lightning_fire.methods.base.ignored_passes import is_ignored
-from lightning_fire.methods.base.method import Attached, Method, verified
-from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of, resting
-from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.base.transfers import sent
+from lightning_fire.methods.base.loop import Loop
+from lightning_fire.methods.base.method import Attached, Method, left_out_of
+from lightning_fire.methods.base.optimizers import reset_of_entries
+from lightning_fire.methods.base.passes import is_ignored
 from lightning_fire.methods.initial_values import drawn_by, seed_of_draw
 from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
-from lightning_fire.where.argument import check_model, checked
-from lightning_fire.where.trained import leaves_out
+from lightning_fire.where.argument import checked
 
 Forward = Callable[[], Any]
 Output = Literal["activation", "pre_activation"]
@@ -49,7 +43,6 @@ class _Watching:
     def __init__(self, see: Callable[[Tensor], None]):
         self.see = see
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor | None = None) -> None:
         self.see(args[0] if output is None else output)
 
@@ -89,11 +82,10 @@ def run_watched(forward: Forward, handles: Sequence[RemovableHandle]) -> None:
             handle.remove()
 
 
-def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) -> Sequence[UnitLayer]:
+def select_units(model: nn.Module, training: Loop, where: HiddenUnits | None) -> Sequence[UnitLayer]:
     """Find the hidden units of a model that can be re-initialized."""
-    check_model(model)
-    layers = checked(where, HiddenUnits()).select(model, forward)
-    if stuck := [layer.name for layer in layers if not offers(layer.layer, HasResetParameters)]:
+    layers = checked(where, HiddenUnits()).select(model, training.run, training.trained(model))
+    if stuck := [layer.name for layer in layers if not implements(layer.layer, HasResetParameters)]:
         raise ValueError(
             f"{', '.join(stuck)} cannot be re-initialized, without reset_parameters(): give it one, or leave it out,"
             f" where=HiddenUnits(exclude={[re.escape(name) for name in stuck]})"
@@ -103,7 +95,7 @@ def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) 
 
 def units_in_words(layers: Sequence[UnitLayer]) -> str:
     """Return the number of units and layers."""
-    left_out = "".join(f", {sentence}" for sentence in leaves_out(getattr(layers, "untrained", ())))
+    left_out = "".join(f", {sentence}" for sentence in left_out_of(layers))
     return f"{sum(layer.size for layer in layers)} hidden units in {len(layers)} layers{left_out}"
 
 
@@ -121,7 +113,7 @@ class OfUnits(Method):
     default_where: ClassVar[HiddenUnits] = HiddenUnits()
     needs_batches: ClassVar[bool] = True
 
-    def check(self, model: nn.Module) -> Sequence[str]:
+    def check(self, model: nn.Module, training: Loop) -> Sequence[str]:
         """Check nothing: units are found by running the model."""
         return ()
 
@@ -137,47 +129,44 @@ def units_in(masks: Sequence[Tensor], layers: Sequence[UnitLayer]) -> list[tuple
     """
     found = torch.cat([mask.to(masks[0].device) for mask in masks]).cpu().split([len(mask) for mask in masks])
     return [
-        (layer, sent(mask.nonzero().flatten(), layer.incoming.parameter.device))
+        (layer, to_device(mask.nonzero().flatten(), layer.incoming.parameter.device))
         for layer, mask in zip(layers, found, strict=True)
     ]
 
 
 @torch.no_grad()
-def unit_resets(
+def reset_units(
+    values: dict[Tensor, Tensor],
     chosen: Sequence[tuple[UnitLayer, Tensor]],
     seed: int,
-    optimizers: Optimizers,
+    model: nn.Module,
+    training: Loop,
     keep_outgoing: bool = False,
-    copies: Mapping[Tensor, Sequence[Tensor]] = MappingProxyType({}),
-) -> list[Write]:
+) -> None:
     """Draw new values for the units with the given indices, int64 (n,), of each layer, without changing the model.
 
     Incoming weights are drawn by `reset_parameters`; other entries get their `start`, see `where.hidden_units.Entries`.
-    `copies` of the tensors get the same values.
+    Either all outgoing weights become 0, those into other new units included, or all stay. Entries of the optimizer
+    state and of averages follow. The global random state is unchanged.
 
-    Returns:
-        The writes that re-initialize the units, in order. Either all outgoing weights become 0, those into other new
-        units included, or all stay. The global random state is unchanged.
+    Args:
+        values: New values by tensor, to which those of the units are added.
     """
     chosen = [(layer, units) for layer, units in chosen if len(units)]
-    parts = parts_of(optimizers)
-    writes: list[Write] = []
+    if not chosen:
+        return
+    averages = [pair for _, pairs in pairs_of(model, training.averages, training.optimizers) for pair in pairs]
 
-    def write(tensor: Tensor, grid_of: Callable[[Tensor], Tensor], units: Tensor, value: Tensor | float) -> None:
-        """Write entries of a tensor, of its copies, and of their optimizer state."""
-        for copy in copies.get(tensor, ()):
-            write(copy, grid_of, units, value)
-        writes.append(Write(tensor, units.to(tensor.device), value, grid_of))
-        for state, start, optimizer in starts_in(parts, tensor):
-            if start is None:
-                warn(
-                    f"the state of {type(optimizer).__name__} (averages of weights, 8-bit codes) cannot be reset for"
-                    " some units of a layer: that of re-initialized units is unchanged",
-                    optimizer,
-                )
-            else:
-                begun = value if start == "weight" else start
-                writes.append(Write(state, units.to(state.device), begun, grid_of))
+    def write(tensor: Tensor, entries_of: Callable[[Tensor], Tensor], units: Tensor, value: Tensor | float) -> None:
+        """Write entries of a tensor, of its averages, and of their optimizer state."""
+        for copy in (copy for copy, averaged in averages if averaged is tensor):
+            write(copy, entries_of, units, value)
+        _set(values, tensor, entries_of, units, value)
+        for state, start in reset_of_entries(training.optimizers, tensor):
+            start = value if start is tensor else start
+            if isinstance(start, Tensor) and start.shape == state.shape:
+                start = entries_of(start)[units.to(start.device)]
+            _set(values, state, entries_of, units, start)
 
     for index, (layer, units) in enumerate(chosen):
         incoming = layer.incoming
@@ -188,36 +177,34 @@ def unit_resets(
     for layer, units in () if keep_outgoing else chosen:
         for outgoing in layer.outgoing:
             write(outgoing.view.parameter, partial(_columns, outgoing.view), outgoing.columns(units), 0.0)
-    return writes
 
 
-def trained_resets(
-    chosen: Sequence[tuple[UnitLayer, Tensor]],
-    seed: int,
-    model: nn.Module,
-    layers: Sequence[UnitLayer],
-    training: Training,
-    keep_outgoing: bool = False,
-) -> tuple[Sequence[tuple[UnitLayer, Tensor]], list[Write]]:
-    """Return the chosen units that are trained, and their `unit_resets`, for the model and all its copies.
+def trained_units(
+    chosen: Sequence[tuple[UnitLayer, Tensor]], model: nn.Module, layers: Sequence[UnitLayer], training: Loop
+) -> Sequence[tuple[UnitLayer, Tensor]]:
+    """Return the chosen units without those of layers with weights that no optimizer trains.
 
-    Excluded are layers with incoming or outgoing weights that no given optimizer trains. Raises a ValueError if that
-    excludes all `layers`.
+    Raises a ValueError if that excludes all `layers`.
     """
-    if not any(len(units) for _, units in chosen):
-        return chosen, []
-    optimizers, whole = listed(training.optimizers), getattr(training, "together", model)
-    copies = copies_in(optimizers, whole.parameters())
-    if optimizers:
-        stepped = (parameters_of(optimizers) | copies.keys()) - resting(optimizers)
-        trained = {layer.name for layer in layers if stepped.issuperset(layer.parameters())}
-        if not trained:
-            raise ValueError("the given optimizers train no layer of these units: they may belong to another model")
-        chosen = [(layer, units if layer.name in trained else units[:0]) for layer, units in chosen]
-    for _, pairs in averages_of(whole, training.averages):
-        for copy, tensor in pairs:
-            copies.setdefault(tensor, []).append(copy)
-    return chosen, unit_resets(chosen, seed, optimizers, keep_outgoing, copies)
+    stepped = training.trained(model)
+    if stepped is None:
+        return chosen
+    trained = {layer.name for layer in layers if stepped.issuperset(layer.parameters())}
+    if not trained:
+        raise ValueError("the given optimizers train no layer of these units: they may belong to another model")
+    return [(layer, units if layer.name in trained else units[:0]) for layer, units in chosen]
+
+
+def _set(
+    values: dict[Tensor, Tensor],
+    tensor: Tensor,
+    entries_of: Callable[[Tensor], Tensor],
+    units: Tensor,
+    value: Tensor | float,
+) -> None:
+    """Set entries of the new value of a tensor, which starts as a copy of it."""
+    new = entries_of(values.setdefault(tensor, tensor.detach().clone()))
+    new[units.to(new.device)] = value.to(new) if isinstance(value, Tensor) else value
 
 
 class UnitStatistics(Protocol):
@@ -246,11 +233,9 @@ class StepwiseReset(Attached, Generic[S]):
     runs with gradients. A copy together with its model, as of an agent that holds both, watches the copied model.
     """
 
-    def __init__(self, model: nn.Module, training: Training, where: HiddenUnits | None, seed: int, score: Output):
-        self.layers = select_units(model, partial(training.forward, 1), where)
+    def __init__(self, model: nn.Module, training: Loop, where: HiddenUnits | None, seed: int, score: Output):
+        self.layers = select_units(model, training, where)
         self.model, self.training, self.seed, self.num_reset, self.score = model, training, seed, 0, score
-        self._is_verified = False
-        self._check: Callable[[], None] | None = None  # starts with the next pass, outside of any step
         self.statistics = [self.new_statistics(layer, layer.incoming.parameter.device, {}) for layer in self.layers]
         self._watched: list[tuple[Output, str]] = []
         self._ends: list[Callable[[], None]] = []  # of hooks and of `show_hooks`
@@ -275,35 +260,29 @@ class StepwiseReset(Attached, Generic[S]):
         raise NotImplementedError
 
     def forgetting(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> Change:
-        """Change that restarts the statistics of the chosen units (`then`), and writes further entries."""
+        """Change that restarts the statistics of the chosen units (`then`), with new values of further tensors."""
         raise NotImplementedError
 
     @torch.no_grad()
     def after_step(self) -> None:
         """Update the statistics and re-initialize units, except those of layers that no optimizer trains."""
-        seed = seed_of_draw(self.seed, self.num_reset + 1)
-        chosen, resets = trained_resets(self.choose(), seed, self.model, self.layers, self.training)
-        if chosen:
-            number = self.num_reset + sum(len(units) for _, units in chosen)
-            change = self.forgetting(chosen)
-            change = replace(change, parts=[*self._with_copies(change.parts), *resets])
-            if resets and not self._is_verified:  # only the first reset is verified: a loop that undoes one undoes all
-                self._check, self._is_verified = verified(change, self.model, self.training.optimizers).check, True
-            change.followed_by(partial(setattr, self, "num_reset", number)).make()
+        chosen = self.choose()
+        if any(len(units) for _, units in chosen):
+            chosen = trained_units(chosen, self.model, self.layers, self.training)
+        if not chosen:
+            return
+        number, change = self.num_reset + sum(len(units) for _, units in chosen), self.forgetting(chosen)
+        values, seed = dict(change.values), seed_of_draw(self.seed, self.num_reset + 1)
+        averages = pairs_of(self.model, self.training.averages, self.training.optimizers)
+        for copy, tensor in (pair for _, pairs in averages for pair in pairs):
+            if tensor in change.values:  # an average may differ, and moves by the same difference
+                values[copy] = copy + (change.values[tensor] - tensor).to(copy)
+        reset_units(values, chosen, seed, self.model, self.training)
+        replace(change, values=values).followed_by(partial(setattr, self, "num_reset", number)).make()
 
-    def _with_copies(self, parts: Sequence[Write]) -> list[Write]:
-        """Extend writes to copies of weights, which may differ from the weights and change by the same difference."""
-        masters = copies_in(self.training.optimizers, self.model.parameters()) if parts else {}
-        pairs = [pair for _, each in averages_of(self.model, self.training.averages) for pair in each] if parts else []
-        written: list[Write] = []
-        for part in parts:
-            change = part.value - part.view_of(part.tensor)[part.index]
-            own, averages = masters.get(part.tensor, []), [copy for copy, tensor in pairs if tensor is part.tensor]
-            moved = [(copy, part.view_of(copy)[part.index]) for copy in (*own, *averages)]
-            copied = [Write(copy, part.index, old + change.to(old), part.view_of) for copy, old in moved]
-            value = copied[0].value if own else part.value
-            written += [Write(part.tensor, part.index, value, part.view_of), *copied]
-        return written
+    def held(self) -> list[Tensor]:
+        """Return the weights of the watched layers and of the next ones."""
+        return [parameter for layer in self.layers for parameter in layer.parameters()]
 
     def selected(self) -> str:
         """Return the number of units and layers."""
@@ -338,16 +317,14 @@ class StepwiseReset(Attached, Generic[S]):
         def see(index: int, layer: UnitLayer, output: Tensor) -> None:
             if is_ignored(watched_module(layer, score)):  # before any operation, as another method may trace this pass
                 return
-            if self._check is not None:
-                check, self._check = self._check, None
-                check()
             recomputed = is_in_backward()  # by gradient checkpointing
             if self.watching and layer.counts_now() and not recomputed:
                 getattr(self.statistics[index], update)(by_unit(layer, score, output.detach()), len(output))
 
         self._watched.append((score, update))
+        hook = torch.compiler.disable(see) if self._is_compiled else see
         self._ends += [
-            watch_output(layer, score, partial(see, index, layer)).remove for index, layer in enumerate(self.layers)
+            watch_output(layer, score, partial(hook, index, layer)).remove for index, layer in enumerate(self.layers)
         ]
         if self._is_compiled:
             self._ends += [show_hooks(watched_module(layer, score)) for layer in self.layers]

@@ -166,7 +166,7 @@ def test_the_module_is_not_run_where_training_step_takes_the_iterator(caplog):
     fire, noting = snapshots_of(FIRECallback)(EveryNSteps(2)), Noting()
     fit(Iterating(), DataLoader(dataset(24), 6), fire, noting, max_epochs=1)
     assert noting.steps == 4 and len(fire.seen) == 1
-    assert "fire/lambda_max is not logged: training_step takes its batches itself, from dataloader_iter" in caplog.text
+    assert "lambda_max is not logged: training_step takes its batches itself, from dataloader_iter" in caplog.text
 
 
 def test_persistent_workers_continue_to_serve_the_training():

@@ -74,8 +74,7 @@ def test_lambda_max_around_an_event_is_that_of_the_loss_on_stored_transitions(tm
         assert callback.seen[0][2][f"fire/lambda_max_{moment}"] == pytest.approx(expected, rel=0.05), moment
 
 
-@pytest.mark.parametrize("when", [AT_HALF, EveryNEpochs(1)])
-@pytest.mark.parametrize("kind", ["dqn", "sac"])
+@pytest.mark.parametrize(("kind", "when"), [("dqn", EveryNEpochs(1)), ("sac", AT_HALF)])
 def test_training_is_the_same_with_and_without_measurements(tmp_path, kind, when):
     make, environment, where = OF[kind]
     results = []
@@ -106,11 +105,8 @@ def test_the_initial_steps_are_done_when_training_starts(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Events use 1 batch instead of")
-@pytest.mark.parametrize("kind", ["dqn", "sac"])
 @pytest.mark.parametrize(
-    "method",
-    [(DASH(), AT_HALF), (ReDo(0.5), EveryNEpochs(1))],
-    ids=["dash", "redo"],
+    ("kind", "method"), [("dqn", (DASH(), AT_HALF)), ("sac", (ReDo(0.5), EveryNEpochs(1)))], ids=["dash", "redo"]
 )
 def test_methods_that_use_data_work_without_further_arguments(tmp_path, kind, method):
     make, environment, _ = OF[kind]

@@ -32,6 +32,7 @@ from lightning_fire import (
     ShrinkAndPerturb,
     module_curvature,
 )
+from lightning_fire.callbacks import lambda_max as observe_lambda_max
 from lightning_fire.callbacks.probing import curvature as curvature_of_loss
 
 MOST_PRODUCTS, TOLERANCE = curvature_of_loss._PRODUCTS, curvature_of_loss._TOLERANCE
@@ -171,9 +172,10 @@ def test_the_first_samples_of_a_batch(batch, expected):
 
 
 def test_only_reinitialisers_compute_it_and_only_if_requested():
-    assert all(PlasticityCallback(method()).curvature for method in (FIRE, FullReset, ShrinkAndPerturb, DASH))
-    assert not PlasticityCallback(ReDo()).curvature
-    assert not PlasticityCallback(ShrinkAndPerturb(), log=Log(weights=False)).curvature
+    methods = FIRE(), FullReset(), ShrinkAndPerturb(), DASH()
+    assert all(observe_lambda_max in PlasticityCallback(method).observers for method in methods)
+    assert observe_lambda_max not in PlasticityCallback(ReDo()).observers
+    assert observe_lambda_max not in PlasticityCallback(ShrinkAndPerturb(), log=Log(weights=False)).observers
     callback = Snapshots(FIRE(), log=Log(curvature=False))
     fitted(callback)
     assert not any("lambda_max" in key for *_, values in callback.seen for key in values)
@@ -261,7 +263,7 @@ class OnceOnly(PlainModule):
 def test_an_operation_without_second_derivative_skips_the_metric_only():
     callback = Snapshots(FIRE())
     with pytest.warns(
-        RuntimeWarning, match=r"fire/lambda_max_before is not logged: .* log=Log\(curvature=False\) switches it off"
+        RuntimeWarning, match=r"lambda_max_before is not logged: .* log=Log\(curvature=False\) switches it off"
     ):
         fitted(callback, module=OnceOnly())
     assert len(callback.seen) == 2

@@ -10,9 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_fire import ContinualBackprop, Loop, PlasticityCallback, SelfNormalizedReset, module_curvature
-from lightning_fire.callbacks.probing.batches import BatchInHand
+from lightning_fire.callbacks.probing.batches import BatchInHand, evaluating, without_side_effects
 from lightning_fire.callbacks.probing.curvature import lambda_max
-from lightning_fire.callbacks.probing.side_effects import evaluating, without_side_effects
 from lightning_fire.callbacks.probing.validation import validation_metrics
 
 

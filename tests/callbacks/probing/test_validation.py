@@ -8,10 +8,10 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from small_training import GrowingData, PlainModule, assert_same_weights, dataset, snapshots_of
 from small_training import fitted as trained
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fire import Change, EventMethod, EveryNSteps, FIRECallback, FullReset, Log, PlasticityCallback, ReDo
+from lightning_fire import EveryNSteps, FIRECallback, FullReset, Log, PlasticityCallback, ReDo
 
 BATCHES = 3
 LOG = Log(validation_batches=10)
@@ -121,30 +121,7 @@ def test_a_validation_that_fails_does_not_end_training(caplog):
 
     torch.manual_seed(0)
     fitted(FIRECallback(log=LOG), module=Fails(), data=Data())
-    assert "logs no validation metrics: KeyError" in caplog.text
-
-
-def test_warns_of_an_accuracy_that_falls_to_chance():
-    """Three clusters, learned at once; with weights of zero, every prediction is the first class."""
-    y = torch.arange(48) % 3
-    x = torch.nn.functional.one_hot(y, 6) * 5 + torch.randn(48, 6, generator=torch.Generator().manual_seed(0))
-
-    class Clusters(Data):
-        def train_dataloader(self):
-            return DataLoader(TensorDataset(x, y), batch_size=6)
-
-        val_dataloader = train_dataloader
-
-    class Zero(EventMethod):
-        name = "zero"
-
-        def plan(self, model, training):
-            return Change({p: torch.zeros_like(p) for p in model.parameters()})
-
-    with pytest.warns(
-        UserWarning, match=r"An event of zero has reduced val/\w+ from 1\.00 to 0\.33, near chance for 3 outputs"
-    ):
-        fitted(PlasticityCallback(Zero(), log=LOG), module=module(), data=Clusters((4, 2)))
+    assert "no validation metrics are logged at events: KeyError" in caplog.text
 
 
 def test_a_negative_number_of_batches_is_an_error():

@@ -23,6 +23,12 @@ class KeptInitialValues:
         if not self._settled:
             self.values = initial_values(module)
 
+    def add_later(self, module: nn.Module) -> None:
+        """Copy the values of tensors that were added to the module, or replaced by larger ones, during the fit."""
+        if later := set(unknown_in(self.values or {}, module)):
+            found = {name: value for name, value in initial_values(module).items() if name in later}
+            self.values = {**(self.values or {}), **found}
+
     def load(self, values: dict[str, Tensor] | None) -> None:
         """Load the values from a checkpoint."""
         if values is not None:

@@ -1,6 +1,8 @@
 """Monthly retraining: each fit has a new callback object, as in a new process, and continues an earlier training."""
 
+import itertools
 import logging
+import re
 import warnings
 
 import pytest
@@ -8,20 +10,22 @@ import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
 from recorder import Recorder
 from small_training import PlainData, PlainModule, assert_same_weights, dataset, fitted, trainer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_fire import (
     AtEpochs,
     AtNewData,
+    EveryNSteps,
     FIRECallback,
-    OptimizerReset,
-    PlasticityCallback,
-    RestartSchedulers,
     announce_new_data,
 )
 
 ON_FIRST = AtNewData(skip_first=False)
-ADVICE = "If this process continues from weights trained before, use when=AtNewData(skip_first=False)"
+LACK = (
+    "PlainData has no whole-number `chunk`, so that only a later fit with other data counts as new data: give PlainData"
+    " one, such as the month, or call announce_new_data(trainer) before fit"
+)
+ADVICE = "or, if this process continues from weights trained before, when=AtNewData(skip_first=False)"
 
 
 class Month(PlainData):
@@ -64,25 +68,9 @@ def logged(caplog):
 def test_a_fit_on_loaded_weights_logs_before_and_after_training_why_it_does_not_act(caplog):
     with caplog.at_level(logging.INFO):
         fitted(FIRECallback(), data=PlainData(), max_epochs=1)
-    before, selection, after = logged(caplog)
-    reason = (
-        "PlainData has no `chunk` attribute: only a later fit with other data, or announce_new_data(trainer), counts as"
-        f" new data. {ADVICE}."
-    )
-    assert before == f"FIRECallback will not act in this fit: {reason}"
-    assert selection.startswith(
-        "FIRECallback has selected 3 of 3 weight matrices, preset cnn (net.0.weight … net.5.weight). print("
-    )
-    assert after == f"FIRECallback did not act in this fit: AtNewData(skip_first=True) was never due. {reason}"
-
-
-@pytest.mark.parametrize("callback", [RestartSchedulers, lambda: PlasticityCallback(OptimizerReset())])
-def test_in_a_fit_with_schedules_of_its_own_there_is_no_advice_to_act(callback, caplog):
-    with caplog.at_level("INFO"):
-        fitted(callback(), data=PlainData(), max_epochs=1)
-    before = next(text for text in caplog.messages if "will not act in this fit" in text)
-    assert before.endswith("A fit without ckpt_path begins with new optimizers and schedules: nothing is to do.")
-    assert "skip_first=False" not in caplog.text
+    before, after = logged(caplog)
+    assert before == f"FIRECallback will not act in this fit: {LACK}, {ADVICE}."
+    assert after == "FIRECallback did not act in this fit: AtNewData(skip_first=True) was never due."
 
 
 @pytest.mark.parametrize("place", ["end of epoch", "after validation", "every step"])
@@ -102,19 +90,6 @@ def test_acting_on_the_first_data_is_not_repeated_by_a_resume(tmp_path, place, c
             assert_same_weights(module, whole)
 
 
-def test_a_chunk_whose_property_has_an_error_is_not_called_absent(caplog):
-    class Misspelt(PlainData):
-        @property
-        def chunk(self):
-            return self.trainer.curent_epoch // 2
-
-    with caplog.at_level(logging.INFO):
-        fitted(FIRECallback(), data=Misspelt(), max_epochs=1)
-    assert logged(caplog)[0].startswith(
-        "FIRECallback will not act in this fit: Misspelt.chunk raises AttributeError: only a later fit"
-    )
-
-
 # --- ckpt_path -------------------------------------------------------------------------------------------------------
 
 
@@ -128,18 +103,12 @@ def last_month(folder, when=None, data=None, place="end of epoch"):
 def test_warns_of_a_checkpoint_of_a_finished_training_and_unmarked_data(tmp_path, place, caplog):
     checkpoint, recorder = last_month(tmp_path, place=place), Recorder()
     with (
-        pytest.warns(
-            UserWarning, match=r"Recorder will not act in this fit: .* If the data is newer than that of the check"
-        ),
+        pytest.warns(UserWarning, match=re.escape(f"Recorder will not act in this fit: {LACK}.")),
         caplog.at_level(logging.INFO),
     ):
         train(recorder, PlainData(seed=1), ckpt_path=checkpoint, max_epochs=4)
     assert recorder.acted_at == []
-    way_out = (
-        "If the data is newer than that of the checkpoint, give PlainData a whole-number `chunk`, such as the month, or"
-        " call announce_new_data(trainer) before fit, or use when=AtNewData(skip_first=False)"
-    )
-    assert way_out in logged(caplog)[-1]
+    assert logged(caplog)[-1] == "Recorder did not act in this fit: AtNewData(skip_first=True) was never due."
 
 
 def test_a_checkpoint_at_the_end_of_training_is_said_to_leave_nothing_to_train(tmp_path, caplog):
@@ -211,7 +180,7 @@ def test_a_checkpoint_of_an_earlier_epoch_and_a_later_end_are_an_interrupted_tra
     assert recorder.acted_at == []
     assert logged(caplog)[-2].startswith(
         "Recorder will not act in this fit, which is right if you resume an interrupted training, in which it acted 1"
-        " time(s): PlainData has no `chunk` attribute: "
+        " time(s): PlainData has no whole-number `chunk`, so that only a later fit"
     )
 
 
@@ -230,27 +199,59 @@ def test_a_chunk_that_is_constant_in_the_process_does_not_warn(tmp_path, caplog)
         train(FIRECallback(), Month(0))
         train(Recorder(), Month(1), ckpt_path=checkpoint, max_epochs=4)
     assert (
-        "AtNewData(skip_first=True); Month announces new data when its `chunk` changes from 0 (if it does within this"
-        f" fit, set Trainer(reload_dataloaders_every_n_epochs=1)). {ADVICE}. print(" in "\n".join(logged(caplog))
+        "AtNewData(skip_first=True); new data comes when Month.chunk changes from 0, in this fit with"
+        " Trainer(reload_dataloaders_every_n_epochs=1); if this process continues from weights trained before, use"
+        " when=AtNewData(skip_first=False). print(" in "\n".join(logged(caplog))
     )
 
 
-def test_warns_of_a_chunk_that_changes_without_a_reload_of_the_data():
-    class Changes(PlainData):
-        @property
-        def chunk(self):
-            return self.trainer.current_epoch // 2
-
-    with pytest.warns(UserWarning, match=r"Changes announces new data at epoch 2, but the Trainer asks for the train"):
-        train(Recorder(), Changes(), max_epochs=4)
-
-
-def test_a_resumed_run_with_earlier_events_does_not_log_that_it_was_never_due(tmp_path, caplog):
+def test_a_resumed_run_whose_events_are_over_says_so_before_and_after_it(tmp_path, caplog):
     fitted(Recorder(AtEpochs([1])), save_in(tmp_path, "end of epoch"), data=PlainData(), max_epochs=3)
     with caplog.at_level(logging.INFO):
         caplog.clear()
+        fitted(FIRECallback(AtEpochs([1])), data=PlainData(), max_epochs=3, ckpt_path=tmp_path / "step=8.ckpt")
         fitted(Recorder(AtEpochs([1])), data=PlainData(), max_epochs=3, ckpt_path=tmp_path / "step=8.ckpt")
-    assert logged(caplog) == ["Recorder did not act in this fit; in earlier fits it acted 1 time(s)."]
+    past = "AtEpochs(epochs=(1,)) is not due from epoch 2 on."
+    right = "will not act in this fit, which is right if you resume an interrupted training"
+    assert logged(caplog) == [
+        f"FIRECallback {right}: {past}",
+        "FIRECallback did not act in this fit: AtEpochs(epochs=(1,)) was never due.",
+        f"Recorder {right}, in which it acted 1 time(s): {past}",
+        "Recorder did not act in this fit; in earlier fits it acted 1 time(s).",
+    ]
+
+
+@pytest.mark.parametrize("several", [dict, list])
+def test_several_loaders_get_advice_that_they_can_follow(several, caplog):
+    """A dict has no attribute `chunk`."""
+
+    class Pair(PlainModule):
+        def training_step(self, batch, batch_idx):
+            batches = batch.values() if several is dict else batch
+            return sum(super(Pair, self).training_step(each, batch_idx) for each in batches)
+
+    loaders = [DataLoader(dataset(), 6), DataLoader(dataset(seed=1), 6)]
+    given = loaders if several is list else dict(zip("ab", loaders, strict=True))
+    trainer(FIRECallback(), max_epochs=1).fit(Pair(), given)
+    assert "give fit a DataModule with a `chunk`, such as the month, or call announce_new_data" in logged(caplog)[0]
+
+
+def test_data_without_end_is_asked_for_its_chunk_at_each_batch():
+    class Endless(IterableDataset):
+        def __iter__(self):
+            return itertools.cycle(dataset())
+
+    class Stream(PlainData):
+        @property
+        def chunk(self):
+            return self.trainer.global_step // 5
+
+        def train_dataloader(self):
+            return DataLoader(Endless(), batch_size=6)
+
+    recorder = Recorder([AtNewData(), EveryNSteps(13)])
+    fitted(recorder, data=Stream(), max_epochs=-1, max_steps=17, reload_dataloaders_every_n_epochs=0)
+    assert recorder.acted_at == [(0, 5), (0, 10), (0, 13), (0, 15)]
 
 
 # --- searches of Lightning before training ---------------------------------------------------------------------------
@@ -285,7 +286,6 @@ def test_a_search_before_training_is_not_a_resume(tmp_path, finder, caplog):
     before = [text for text in logged(caplog) if "will not act" in text]
     assert len(before) == 2
     assert not any("resume" in text for text in before)
-    assert "than that of the fit before" in before[1]
 
 
 def test_a_resume_is_one_with_a_search_before_it(tmp_path, caplog):
@@ -295,4 +295,3 @@ def test_a_resume_is_one_with_a_search_before_it(tmp_path, caplog):
         train(recorder, PlainData(1), search, ckpt_path=checkpoint, max_epochs=4, default_root_dir=tmp_path)
     assert recorder.acted_at == []
     assert "which is right if you resume an interrupted training" in logged(caplog)[0]
-    assert "If the data is newer than that of the checkpoint" in logged(caplog)[0]

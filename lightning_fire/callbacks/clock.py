@@ -1,4 +1,4 @@
-"""Progress of training, over several fits and across resumes: steps, epochs, changes of the data, logged metrics."""
+"""Reads the `Clock` of a Trainer, over several fits and across resumes."""
 
 import math
 import weakref
@@ -20,12 +20,12 @@ from lightning_fire._lightning import (
     undeclared,
 )
 from lightning_fire._private import tree_leaves
-from lightning_fire.contracts import HasChunkAt, chunk_of, offers
+from lightning_fire.contracts import HasChunkAt, chunk_of, implements
 from lightning_fire.when import Clock, Horizon, Reading
 
 
-class Progress:
-    """Reads the `Clock` of a Trainer, over one or several fits and across resumes.
+class TrainerClock:
+    """Counts steps and changes of the data, and keeps the logged metrics that a schedule waits for.
 
     Data is new when the integer `chunk` of the DataModule changes, when `fit` gets another DataModule or loader than
     the last time, or after a call of `announce`. The first data of a training is never new.
@@ -71,7 +71,8 @@ class Progress:
         begin_next_epoch(trainer)
         end_finished_epoch(trainer)
         if self._restored:
-            self.tick(trainer)  # the checkpoint may have been written between a step and its count
+            # the checkpoint may have been written between a step and its count
+            self.step += self._global_step != trainer.global_step
             # written during validation: the last batch had not been counted
             epochs = undeclared(trainer.fit_loop.epoch_progress.current)
             done = max(epochs.completed, epochs.started if trainer.is_last_batch else 0)
@@ -87,22 +88,21 @@ class Progress:
     def note_event(self, clock: Clock) -> None:
         """Record an event of the method."""
         self.readings = {
-            key: Reading(reading.value, reading.value, reading.value, reading.events + 1)
-            for key, reading in self.readings.items()
+            key: Reading(value, value, value, events + 1) for key, (value, _, _, events) in self.readings.items()
         }
         self.last_event = clock.step
 
-    def tick(self, trainer: Trainer, has_stepped: bool = False) -> bool:
+    def tick(self, trainer: Trainer) -> bool:
         """Count the batch that has just ended if it made an optimizer step; return whether it did.
 
-        Unlike `Trainer.global_step`, this counts one step for several optimizers of manual optimization.
-
-        Args:
-            trainer: The Trainer.
-            has_stepped: Whether the batch made an optimizer step that Lightning has not counted.
+        Unlike `Trainer.global_step`, this counts one step for several optimizers of manual optimization. Until
+        Lightning has counted one, each batch of manual optimization counts: a module may step optimizers without it.
         """
         before, self._global_step = self._global_step, trainer.global_step
-        stepped = has_stepped or self._global_step != before
+        manual = not trainer.lightning_module.automatic_optimization
+        if manual and before == 0 < self._global_step:
+            self.step = 0  # the batches before made no step
+        stepped = self._global_step != before or (manual and self._global_step == 0)
         self.step += stepped
         return stepped
 
@@ -141,7 +141,8 @@ class Progress:
             epoch_start = undeclared(trainer.fit_loop.epoch_loop.batch_progress.current).started == 0
         if not epoch_start and not self.has_seen_data:
             self._catch_up(trainer, epoch + 1)  # resumed in the middle of an epoch
-        new_data = self._is_new_data(trainer) if epoch_start else False
+        endless = trainer.num_training_batches == math.inf  # such a stream may change within its only epoch
+        new_data = self._is_new_data(trainer) if epoch_start or endless else False
         if epoch_start:
             self._epoch, self._horizon = epoch, horizon_of(trainer)
             if self._watched:  # every rank uses the metrics of rank 0
@@ -174,6 +175,8 @@ class Progress:
         if not self.has_seen_data and trainer.current_epoch > 0:
             self._catch_up(trainer, trainer.current_epoch)
         first, changed = not self.has_seen_data, self.has_changed(trainer)
+        if trainer.world_size > 1:
+            changed = trainer.strategy.broadcast(changed)  # all ranks act together
         self._changes += changed
         source = data_source_of(trainer)
         self._source = [_weak_reference(part) for part in tree_leaves(source)]
@@ -195,12 +198,12 @@ class Progress:
     def _catch_up(self, trainer: Trainer, epochs: int) -> None:
         """Count earlier changes of the data after loading a checkpoint written without this callback."""
         source = data_source_of(trainer)
-        if offers(source, HasChunkAt):
+        if implements(source, HasChunkAt):
             chunks = [source.chunk_at(epoch) for epoch in range(epochs)]
             self._changes = sum(chunk != last for last, chunk in pairwise(chunks))
             self._chunk = chunks[-1]
 
-    def copied(self) -> "Progress":
+    def copied(self) -> "TrainerClock":
         """Return a copy that includes the data, unlike `copy.copy` and pickles."""
         copied = object.__new__(type(self))
         vars(copied).update(vars(self))

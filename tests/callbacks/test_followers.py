@@ -1,29 +1,23 @@
-"""Early stopping, checkpoints and weight averages are reset at an event."""
-
-import copy
+"""Early stopping, checkpoints, schedules and averages of weights start again at an event."""
 
 import pytest
 import torch
 from lightning.pytorch import callbacks
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, ModelPruning, StochasticWeightAveraging
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from small_training import GrowingData, PlainData, PlainModule, fitted, snapshots_of
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
+from small_training import GrowingData, PlainModule, dataset, fitted, snapshots_of
+from torch.utils.data import DataLoader
 
 from lightning_fire import (
-    DASH,
     FIRE,
     FIRECallback,
     FullReset,
     PlasticityCallback,
     PlasticityInjection,
     ReDo,
-    ShrinkAndPerturb,
     Weights,
 )
-from lightning_fire.callbacks.base import event
-from lightning_fire.callbacks.base.neighbours import reset_other_callbacks
 from lightning_fire.functional import dfi_normalized
-from lightning_fire.when import AtEpochs, AtFraction, EveryNEpochs
+from lightning_fire.when import AtFraction, EveryNEpochs
 
 LOSSES = (0.2, 0.1, 0.9, 0.8, 0.7, 0.6)  # of the epochs; new data comes with the third and the fifth
 needs_ema = pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="came with Lightning 2.6")
@@ -45,6 +39,12 @@ def test_early_stopping_restarts_its_patience(method, epochs):
     assert stopping.best_score == (LOSSES[1] if method is ReDo else LOSSES[5])
 
 
+def test_a_metric_to_maximize_is_forgotten_too():
+    stopping = EarlyStopping("loss", mode="max", patience=3)
+    module = fitted(FIRECallback(), stopping, module=Logs())
+    assert (module.trainer.current_epoch, stopping.best_score) == (6, LOSSES[4])
+
+
 @pytest.mark.parametrize("mode", ["min", "max"])
 def test_the_best_checkpoint_is_of_the_last_data(tmp_path, mode):
     best = ModelCheckpoint(tmp_path, "{epoch}", monitor="loss", mode=mode, save_on_train_epoch_end=True)
@@ -52,6 +52,43 @@ def test_the_best_checkpoint_is_of_the_last_data(tmp_path, mode):
     assert best.best_model_path == str(tmp_path / ("epoch=5.ckpt" if mode == "min" else "epoch=4.ckpt"))
     assert best.best_model_score == (LOSSES[5] if mode == "min" else LOSSES[4])
     assert len(list(tmp_path.glob("*.ckpt"))) == 3  # the best of each data
+
+
+def test_the_best_checkpoint_of_older_data_stays_until_there_is_a_better_one(tmp_path):
+    """The new data of the last epoch is not validated: `test` loads the best checkpoint of the data before."""
+
+    class Tested(PlainModule):
+        def validation_step(self, batch, batch_idx):
+            self.log("loss", LOSSES[self.current_epoch])
+
+        def test_step(self, batch, batch_idx):
+            self.weight = self.net[3].weight.clone()
+
+    class Data(GrowingData):
+        def val_dataloader(self):
+            return DataLoader(dataset(6), batch_size=6)
+
+    best, data = ModelCheckpoint(tmp_path, "{epoch}", monitor="loss"), Data((4, 1))
+    options = {"check_val_every_n_epoch": 2, "num_sanity_val_steps": 0, "max_epochs": 5}
+    module = fitted(FIRECallback(), best, module=Tested(), data=data, **options)
+    assert best.best_model_path == str(tmp_path / "epoch=1.ckpt")
+    module.trainer.test(module, DataLoader(dataset(6), batch_size=6), ckpt_path="best", verbose=False)
+    kept = torch.load(tmp_path / "epoch=1.ckpt", weights_only=True)["state_dict"]["net.3.weight"]
+    assert torch.equal(module.weight, kept)
+
+
+def test_a_schedule_on_a_plateau_forgets_its_best_value(caplog):
+    """The loss of the new network is higher: without it, each epoch of the last data lowers the rate."""
+
+    class Plateau(Logs):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "loss"}}
+
+    fits = [fitted(*callbacks, module=Plateau()).trainer for callbacks in ([], [FIRECallback()])]
+    assert [fit.optimizers[0].param_groups[0]["lr"] for fit in fits] == [pytest.approx(1e-6), 1e-2]
+    assert "reset: ReduceLROnPlateau's best value" in caplog.text
 
 
 def test_where_the_data_is_the_same_the_best_checkpoint_stays(tmp_path):
@@ -113,10 +150,10 @@ def test_an_injection_alone_changes_the_output_of_no_average(average_is):
     averaging, outputs, x = callbacks.EMAWeightAveraging(decay=0.99), [], torch.randn(5, 8)
 
     class Watched(PlasticityCallback):
-        def act(self, trainer, pl_module):
+        def act(self, trainer, pl_module, clock):
             average, own = averaging._average_model.module.net[5], pl_module.net[5]
             before = average(x)
-            values = super().act(trainer, pl_module)
+            values = super().act(trainer, pl_module, clock)
             outputs.append((before, average(x), own(x)))
             assert torch.equal(average.trained.weight, own.trained.weight)
             return values
@@ -140,75 +177,4 @@ def test_the_epoch_that_stochastic_weight_averaging_adds_is_no_time_for_an_event
     averaging = StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=2, annealing_epochs=1)
     fitted(method := FIRECallback(when), averaging, data=GrowingData((6,)))
     events, epoch = (2, 4) if isinstance(when, EveryNEpochs) else (1, 3)
-    assert (method.num_events, method.progress.last_event) == (events, 2 * epoch)
-
-
-def test_an_event_that_fails_leaves_the_best_scores(tmp_path, monkeypatch):
-    """Whatever fails after the weights are written: all of it is as before."""
-    stopping, best = EarlyStopping("loss", patience=9), ModelCheckpoint(tmp_path, monitor="loss")
-    kept = []
-
-    def fails(trainer, new_data):
-        kept.append((copy.deepcopy(stopping.state_dict()), copy.deepcopy(best.state_dict())))
-        assert reset_other_callbacks(trainer, new_data)
-        raise MemoryError
-
-    monkeypatch.setattr(event, "reset_other_callbacks", fails)
-    module = Logs()
-    with pytest.raises(MemoryError):
-        fitted(method := FIRECallback(), stopping, best, module=module)
-    ((patience, checkpoints),) = kept
-    assert method.num_events == 0
-    assert stopping.state_dict() == patience and best.state_dict() == checkpoints
-    assert best.best_k_models and stopping.best_score == LOSSES[1]
-    assert dfi_normalized(module.net[3].weight) > 0.3
-
-
-@pytest.mark.parametrize("method", [FIRE(), DASH(), ReDo(), FullReset(), ShrinkAndPerturb()], ids=lambda m: m.name)
-def test_weights_that_are_pruned_from_the_first_epoch_on_are_an_error_before_training(method):
-    module = PlainModule()
-    with pytest.raises(MisconfigurationException, match=r"cannot act on weights that ModelPruning has pruned.*net\.0"):
-        fitted(
-            PlasticityCallback(method, AtEpochs([2])), ModelPruning("l1_unstructured"), module=module, data=PlainData()
-        )
-    assert module.global_step == 0
-
-
-def test_pruning_of_other_weights_or_after_the_last_event_is_no_error(caplog):
-    options = {"data": PlainData(), "max_epochs": 4}
-    module, first = PlainModule(), FIRECallback(AtEpochs([2]), where=Weights(exclude=[r"net\.0"]))
-    fitted(first, ModelPruning("l1_unstructured", [(module.net[0], "weight")]), module=module, **options)
-    never = FIRECallback()
-    fitted(never, ModelPruning("l1_unstructured"), **options)
-    assert "cannot act on weights" not in caplog.text
-    later = FIRECallback(AtEpochs([2]))
-    fitted(later, ModelPruning("l1_unstructured", apply_pruning=lambda epoch: epoch == 3), **options)
-    assert "cannot act on weights" in caplog.text
-    assert [each.num_events for each in (first, never, later)] == [1, 0, 1]
-
-
-@pytest.mark.parametrize(("method", "epochs"), [(FIRE, 6), (FullReset, 6), (ReDo, 5)])
-def test_early_stopping_restarts_its_patience_for_a_metric_to_maximize(method, epochs):
-    class Accurate(PlainModule):
-        def on_train_epoch_end(self):
-            self.log("accuracy", 1 - LOSSES[self.current_epoch])
-
-    stopping = EarlyStopping("accuracy", mode="max", patience=3)
-    module = fitted(PlasticityCallback(method()), stopping, module=Accurate())
-    assert module.trainer.current_epoch == epochs
-    assert stopping.best_score == pytest.approx(1 - (LOSSES[1] if method is ReDo else LOSSES[5]))
-
-
-def test_pruned_weights_of_a_teacher_are_no_error():
-    class Distilled(PlainModule):
-        def __init__(self):
-            super().__init__()
-            self.teacher = torch.nn.Linear(6, 3)
-
-        def configure_optimizers(self):
-            return torch.optim.Adam(self.net.parameters(), lr=1e-2)
-
-    module, method = Distilled(), FIRECallback(AtEpochs([1]))
-    pruning = ModelPruning("l1_unstructured", [(module.teacher, "weight")])
-    fitted(method, pruning, module=module, data=PlainData(), max_epochs=2)
-    assert method.num_events == 1
+    assert (method.num_events, method.clock.last_event) == (events, 2 * epoch)

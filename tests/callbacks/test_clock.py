@@ -1,4 +1,4 @@
-"""The clock that `Progress` reads, over fits of one and of several Trainers, equals one that is written out."""
+"""The clock that `TrainerClock` reads, over fits of one and of several Trainers, equals one that is written out."""
 
 import math
 
@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from small_training import GrowingData, PlainData, PlainModule, trainer
 
-from lightning_fire.callbacks.base.progress import Progress
+from lightning_fire.callbacks.clock import TrainerClock
 from lightning_fire.when import AtFraction, Reading
 
 BATCHES = 4  # of an epoch of PlainData
@@ -18,30 +18,30 @@ class Reader(Callback):
     """Reads the clock as methods do, and notes an event at each reading that a schedule names."""
 
     def __init__(self, *watched, events=lambda clock: False):
-        self.progress, self.clocks, self.events = Progress(watched), [], events
+        self.clock, self.clocks, self.events = TrainerClock(watched), [], events
 
     def setup(self, trainer, pl_module, stage):
-        self.progress.prepare()
+        self.clock.prepare()
 
     def on_load_checkpoint(self, trainer, pl_module, checkpoint):
-        self.progress.return_to_epoch_end(checkpoint)
+        self.clock.return_to_epoch_end(checkpoint)
 
     def on_train_start(self, trainer, pl_module):
-        self.progress.start(trainer)
+        self.clock.start(trainer)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.clocks.append(self.progress.read(trainer))
+        self.clocks.append(self.clock.read(trainer))
         if self.events(self.clocks[-1]):
-            self.progress.note_event(self.clocks[-1])
+            self.clock.note_event(self.clocks[-1])
 
     def on_train_batch_end(self, trainer, *args):
-        self.progress.tick(trainer)
+        self.clock.tick(trainer)
 
     def state_dict(self):
-        return self.progress.state_dict()
+        return self.clock.state_dict()
 
     def load_state_dict(self, state_dict):
-        self.progress.load_state_dict(state_dict)
+        self.clock.load_state_dict(state_dict)
 
 
 def times(first_epoch, end_epoch):
@@ -64,10 +64,10 @@ def test_one_callback_in_two_trainers_counts_each_of_them_from_its_start():
         module = PlainModule()
         trainer(reader, max_epochs=2).fit(module, datamodule=PlainData())
         assert times_of(reader) == times(0, 2)
-        assert reader.progress.last_event == 6
+        assert reader.clock.last_event == 6
     short = trainer(reader, max_epochs=1)
     short.fit(module, datamodule=PlainData())
-    assert reader.progress.last_event is None  # there was none in this training
+    assert reader.clock.last_event is None  # there was none in this training
 
 
 def test_a_second_fit_of_one_trainer_continues_to_count():
@@ -77,7 +77,7 @@ def test_a_second_fit_of_one_trainer_continues_to_count():
     one.fit_loop.max_epochs = 4
     one.fit(module, datamodule=data)
     assert times_of(reader) == times(0, 4)
-    assert reader.progress.last_event == 3
+    assert reader.clock.last_event == 3
 
 
 @pytest.mark.parametrize("knows", ["the checkpoint", "nothing"])

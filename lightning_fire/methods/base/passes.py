@@ -1,15 +1,18 @@
-"""Forward passes outside of training: statistics of hidden units ignore them, and modes are restored."""
+"""Forward passes outside of training: nothing of the model changes, and statistics of hidden units ignore them."""
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lightning_fire.distributed import is_expanded
 
 _ignored: ContextVar[tuple[nn.Module, ...]] = ContextVar("ignored", default=())
 
 
-@contextlib.contextmanager
+@contextmanager
 def ignored_passes(model: nn.Module) -> Iterator[None]:
     """Context manager: statistics of hidden units ignore forward passes of a model in this thread."""
     token = _ignored.set((*_ignored.get(), *model.modules()))
@@ -24,7 +27,23 @@ def is_ignored(module: nn.Module) -> bool:
     return any(part is module for part in _ignored.get())
 
 
-@contextlib.contextmanager
+@contextmanager
+def same_buffers(model: nn.Module) -> Iterator[None]:
+    """Context manager: restore buffers that a forward pass changes or replaces, such as the statistics of BatchNorm."""
+    held = [(part, name, own) for part in model.modules() for name, own in part.named_buffers(recurse=False)]
+    buffers = [buffer.detach() for buffer in model.buffers() if not (is_lazy(buffer) or is_expanded(buffer))]
+    values = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        for part, name, own in held:
+            if getattr(part, name) is not own:
+                setattr(part, name, own)
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.copy_(value)
+
+
+@contextmanager
 def keeping_modes(module: nn.Module) -> Iterator[None]:
     """Context manager: restore the mode, training or evaluation, of each part of a module."""
     modes = [(part, part.training) for part in module.modules()]

@@ -1,1 +1,0 @@
-"""Base classes of the callbacks: progress, events, logs, initial values."""
