@@ -20,7 +20,7 @@ log = logging.getLogger("mkdocs.hooks")
 ROOT, KATEX = Path(__file__).parents[1], os.environ.get("KATEX")
 INCLUDED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 # pages that a search finds after the guide
-LATER = re.compile(r"reference/|changelog|contributing|from_0_1|results|speed|theorems|claims|board_curves")
+LATER = re.compile(r"reference/|changelog|contributing|results|speed|theorems|claims|board_curves")
 RENDER = (
     "const k = require(process.argv[1]), f = JSON.parse(require('fs').readFileSync(0)); console.log(JSON.stringify("
 )
