@@ -9,6 +9,7 @@ from lightning_fire.contracts import chunk_of, num_chunks_of
 from lightning_fire.when import AtNewData, Schedule, is_past, schedules_in
 
 _STARTED = "if this process continues from weights trained before, "
+_NO_CHUNK = "has no whole-number `chunk`"
 _ON_FIRST = "when=AtNewData(skip_first=False)"
 
 
@@ -24,32 +25,30 @@ def outlook(schedule: Schedule, clock: TrainerClock, trainer: Trainer) -> tuple[
     if not any(waits):
         return "", True
     source = data_source_of(trainer)
-    kind, chunk, only_chunk = type(source).__name__, chunk_of(source), num_chunks_of(source) == 1
-    if (_acts_on_first(schedule) and not clock.has_seen_data) or clock.has_changed(trainer):
+    kind, chunk, count = type(source).__name__, chunk_of(source), num_chunks_of(source)
+    is_first = not clock.has_seen_data
+    if (is_first and _acts_on_first(schedule)) or clock.has_changed(trainer):
         return "this fit begins with new data", True
-    if chunk is not None and not only_chunk:
+    if chunk is not None and count != 1:
         once = not undeclared(trainer).reload_dataloaders_every_n_epochs and trainer.max_epochs != 1
-        if once and (count := num_chunks_of(source)) is not None:
+        if once and count is not None:
             rank_zero_warn(
                 f"{kind} has {count} chunks; the Trainer asks for it only once, and trains on with the first one: set"
                 " Trainer(reload_dataloaders_every_n_epochs=1)."
             )
         reload = ", in this fit with Trainer(reload_dataloaders_every_n_epochs=1)" if once else ""
-        starts = not clock.has_seen_data and num_chunks_of(source) is None
-        use = f"; {_STARTED}use {_ON_FIRST}" if starts else ""
+        use = f"; {_STARTED}use {_ON_FIRST}" if is_first and count is None else ""
         return f"new data comes when {kind}.chunk changes from {chunk}{reload}{use}", True
-    lack = "has a single chunk" if only_chunk else "has no whole-number `chunk`"
-    how = "give fit a DataModule with a `chunk`, such as the month" if isinstance(source, dict | list) else ""
-    how = how or f"give {kind} one, such as the month"
-    if only_chunk:
-        how = f"give {kind} several"
-    advice = f"{how}, or call announce_new_data(trainer) before fit"
-    if not clock.has_seen_data:
-        advice += f", or, {_STARTED}{_ON_FIRST}"
-    unknown = clock.resumed and not clock.has_seen_data
-    first = "this data counts as the first, as that of earlier epochs is not known; " if unknown else ""
+    if count == 1:
+        lack, how = "has a single chunk", f"give {kind} several"
+    elif isinstance(source, dict | list):
+        lack, how = _NO_CHUNK, "give fit a DataModule with a `chunk`, such as the month"
+    else:
+        lack, how = _NO_CHUNK, f"give {kind} one, such as the month"
+    unknown = "this data counts as the first, as that of earlier epochs is not known; " * (is_first and clock.resumed)
     only = f"{kind} {lack}, so that only a later fit with other data counts as new data"
-    return f"{first}{only}: {advice}", not all(waits)
+    advice = f"{how}, or call announce_new_data(trainer) before fit" + f", or, {_STARTED}{_ON_FIRST}" * is_first
+    return f"{unknown}{only}: {advice}", not all(waits)
 
 
 def starts_over(schedule: Schedule, trainer: Trainer) -> bool:

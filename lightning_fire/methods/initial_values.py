@@ -1,6 +1,7 @@
 """The two states to which a network can be reset: its initial values, and new random values."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -93,12 +94,12 @@ def drawn_by(layer: nn.Module, seed: int) -> dict[str, Tensor]:
 
 def reset_of(layer: nn.Module) -> Callable[[], object] | None:
     """Return the method by which a layer draws its own parameters, `reset_parameters`; None if it has none."""
-    if isinstance(layer, nn.MultiheadAttention):
+    if _is_attention(layer):
         return reset_of_attention(layer)
     return layer.reset_parameters if implements(layer, HasResetParameters) else None
 
 
-def _is_attention(layer: nn.Module) -> bool:
+def _is_attention(layer: nn.Module) -> TypeGuard[nn.MultiheadAttention]:
     return isinstance(layer, nn.MultiheadAttention)
 
 

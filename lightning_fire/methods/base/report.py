@@ -25,9 +25,6 @@ COLUMNS = (
 )
 
 
-_ByName = Mapping[str, Mapping[str, float]]
-
-
 @dataclass(frozen=True)
 class Report:
     """Metrics of an event.
@@ -80,7 +77,8 @@ class Report:
     def __add__(self, other: "Report") -> "Report":
         """Return the report of both changes; of equal names those of the second."""
         table, layers = (
-            {key: {**a.get(key, {}), **b.get(key, {})} for key in {**a, **b}} for a, b in self._pairs(other)
+            {key: {**a.get(key, {}), **b.get(key, {})} for key in {**a, **b}}
+            for a, b in ((self.table, other.table), (self.layers, other.layers))
         )
         whole = _of_table(table) if table else Report()
         return replace(
@@ -95,9 +93,6 @@ class Report:
             left_out=[*self.left_out, *other.left_out],
         )
 
-    def _pairs(self, other: "Report") -> list[tuple[_ByName, _ByName]]:
-        return [(self.table, other.table), (self.layers, other.layers)]
-
     def prefixed(self, prefix: str) -> "Report":
         """Return the report with a prefix before the names of weights, and of metrics that are not of weights."""
         table, layers = (
@@ -106,10 +101,8 @@ class Report:
         )
         known = _of_table(self.table).values if self.table else {}
         values = {name if name in known else prefix + name: value for name, value in self.values.items()}
-        zeros, left_out = (
-            [prefix + name for name in self.zeros],
-            [f"{one} (of model {prefix[:-1]})" for one in self.left_out],
-        )
+        zeros = [prefix + name for name in self.zeros]
+        left_out = [f"{one} (of model {prefix[:-1]})" for one in self.left_out]
         return replace(self, values=values, layers=layers, table=table, zeros=zeros, left_out=left_out)
 
     def keyed(self, prefix: str, layers: bool = True) -> dict[str, float]:
